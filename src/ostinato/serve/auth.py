@@ -86,24 +86,24 @@ class Keyring:
         """Replace the clients' keys from the next request on. Return the new tenants: their keys are rejected until a restart, because
         per-tenant state is created at startup. Raises BadConfig; the keys are then unchanged.
         """
-        found = self._clients(api_keys, own)
-        self._check_apart(found)
-        self._tenants = {digest: tenant for digest, tenant in found.items() if tenant in self._known}
-        return frozenset(found.values()) - self._known
+        clients = self._clients(api_keys, own)
+        self._check_apart(clients)
+        self._tenants = {digest: tenant for digest, tenant in clients.items() if tenant in self._known}
+        return frozenset(clients.values()) - self._known
 
     def _clients(self, api_keys: Sequence[SecretStr], own: int | None) -> dict[bytes, str]:
         """Return {digest of a key: its tenant}. Raises BadConfig."""
-        found: dict[bytes, str] = {}
+        tenants: dict[bytes, str] = {}
         for number, entry in enumerate(api_keys):
             name = f"serve.api_keys[{number}]"
             if own is not None and number >= own:
                 name = f"serve.api_keys_file, key {number - own + 1}"
             key, tenant = _split(entry.get_secret_value(), name)
             digest = self._digest(key)
-            if digest in found:
+            if digest in tenants:
                 raise BadConfig(f"{name} repeats an earlier key; give each client its own.")
-            found[digest] = tenant
-        return found
+            tenants[digest] = tenant
+        return tenants
 
     def _check_apart(self, clients: Mapping[bytes, str]) -> None:
         if self._admins & clients.keys():
@@ -235,12 +235,12 @@ class UserKeys:
             )
         expires, given = parts[1], parts[2].encode()
         message = f"{expires}.{user}".encode()
-        found = False
+        matches = False
         for secret in self._secrets.get(tenant, []):  # no early exit: the time must not reveal which secret matched
-            found |= hmac.compare_digest(hmac.new(secret, message, hashlib.sha256).hexdigest().encode(), given)
-        if not found:
+            matches |= hmac.compare_digest(hmac.new(secret, message, hashlib.sha256).hexdigest().encode(), given)
+        if not matches:
             raise Unauthorized(
-                "X-Ostinato-User-Signature does not fit this user; sign the same name with serve.user_keys."
+                "X-Ostinato-User-Signature does not match this user; sign the same name with a secret of serve.user_keys."
             )
         if now > float(expires):
             raise Unauthorized("X-Ostinato-User-Signature has expired; sign the user again.")
@@ -280,7 +280,7 @@ def check_tenants(
             close = get_close_matches(tenant, sorted(known), n=1, cutoff=0.4)
             near = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(known))}."
             raise BadConfig(
-                f"{field}: no key belongs to a tenant {tenant!r}; {near} Tenants stand before the ':' of their keys."
+                f"{field}: no key belongs to a tenant {tenant!r}; {near} A key names its tenant before the ':'."
             )
 
 
@@ -363,7 +363,7 @@ class KeyFile:
             new_tenants = renew(keys)
         except BadConfig as error:
             if str(error) != self._last_error:
-                _LOG.error("the keys stay as they were: %s", error)
+                _LOG.error("the keys stay unchanged: %s", error)
             self._last_error = str(error)
             return False
         self._last_error = ""
@@ -381,10 +381,10 @@ def _stamp(file: Path | None) -> _Stamp:
     if file is None:
         return None
     try:
-        seen = file.expanduser().stat()
+        status = file.expanduser().stat()
     except (OSError, RuntimeError):
         return None
-    return seen.st_mtime_ns, seen.st_size, seen.st_ino, seen.st_mode
+    return status.st_mtime_ns, status.st_size, status.st_ino, status.st_mode
 
 
 # ---------------------------------------------------------------- the audit trail

@@ -33,10 +33,10 @@ EVERY_S = 1.0
 """Seconds between two polls of the log: the delay until choices made through another gateway or a command apply here."""
 
 
-def read_level(said: str, field: str) -> Consent:
+def read_level(name: str, field: str) -> Consent:
     """Return a consent level by its name. Raises BadRequest naming the field and the levels."""
     try:
-        return Consent(said)
+        return Consent(name)
     except ValueError:
         raise BadRequest(f"{field} takes {', '.join(Consent)}.", field=field) from None
 
@@ -93,15 +93,15 @@ class ConsentChoices:
 
     async def follow(self) -> None:
         """Poll the log until cancelled."""
-        told = ""
+        last_error = ""
         while True:
             try:
                 await self.refresh()
-                told = ""
+                last_error = ""
             except Exception as error:  # noqa: BLE001 (the next poll may succeed, and nothing else polls)
-                if told != repr(error):
-                    _LOG.warning("What people allow cannot be read again: %r", error)
-                told = repr(error)
+                if last_error != repr(error):
+                    _LOG.warning("People's consent choices cannot be read from the log: %r", error)
+                last_error = repr(error)
             await asyncio.sleep(EVERY_S)
 
 

@@ -116,8 +116,8 @@ class ServerInfo:
             body["reason"] = (
                 f"The log accepted no write ({failure}), so no call can be answered; the server's output says why."
             )
-        told = body if who is not None else {}
-        await exchange.reply(200 if status == "ready" else 503, json_bytes({"status": status, **told}))
+        details = body if who is not None else {}
+        await exchange.reply(200 if status == "ready" else 503, json_bytes({"status": status, **details}))
 
     async def metrics_page(self, exchange: Exchange) -> None:
         """`GET /metrics` in Prometheus' text format. Operators, the metrics key, and a server without keys get all metrics; a tenant gets
@@ -201,8 +201,7 @@ def create_app(
     trained: Collection[str] = (),
     reader: RequestReader | None = None,
 ) -> GatewayApp:
-    """Build the gateway as an ASGI app. Report weight swaps to `app.state.metrics.swapped`; `app.state.waits` measures people's waiting
-    times.
+    """Build the gateway as an ASGI app. Report weight swaps to `app.state.metrics.swapped`; `app.state.waits` measures people's waits.
 
     Args:
         engine: samples tokens; started and stopped by the caller.
@@ -221,14 +220,9 @@ def create_app(
         privacy: what may be done with people's turns; None: everything that a request does not refuse.
         trained: the tenants of `config.branches` whose branches are trained; a share of their users stays on live as a holdout.
         reader: parses long requests in another process; closed with the app. None: they are parsed in this process.
-
-    Raises:
-        BadConfig: unusable keys, a setting for a tenant without a key, a bad control share, an outside arm without its key, Auto without a
-            dealer or under the model's own name.
+    Raises BadConfig: unusable keys, a tenant without one, a bad control share, Auto without key or dealer, or under the model's name.
     """
-    keys, visits, background, operators = _authentication(
-        config, privacy := privacy or PrivacyConfig(), admin_keys, clock
-    )
+    keys, visits, task, operators = _authentication(config, privacy := privacy or PrivacyConfig(), admin_keys, clock)
     parts = Parts(
         engine=engine,
         renderer=renderer,
@@ -237,8 +231,7 @@ def create_app(
         clock=clock,
         model=model_name,
         keys=keys,
-        # without a key, a random one: the blocks' signatures are then valid until the process ends
-        blocks=BlockSigner(operators or [secrets.token_hex(32)], model_name),
+        blocks=BlockSigner(operators or [secrets.token_hex(32)], model_name),  # without a key, for this process only
         privacy=privacy,
         room=room,
         deals=_deals(config, model_name, dealer),
@@ -248,7 +241,7 @@ def create_app(
         trained=trained,
         reader=reader,
     )
-    return GatewayApp(parts, () if page is None else page(visits), background, audit)
+    return GatewayApp(parts, () if page is None else page(visits), task, audit)
 
 
 def _authentication(
@@ -275,7 +268,7 @@ def _deals(config: ServeConfig, model_name: str, dealer: Dealer | None) -> Deals
     if not config.auto.arms:
         return None
     if dealer is None:
-        raise BadConfig("serve.auto has arms, and nobody draws among them; pass a dealer to create_app")
+        raise BadConfig("serve.auto has arms, but no dealer draws among them; pass a dealer to create_app")
     if config.auto.name == model_name:
         raise BadConfig(f"serve.auto.name {model_name!r} is the served model's own; give Auto another name")
     return Deals(config.auto, dealer)
@@ -385,16 +378,16 @@ class GatewayApp(Starlette):
         except OstinatoError as error:
             _LOG.error("The log's last turns cannot be read: %s; some conversations start over.", error)
         parts = self._parts
-        beside = [each for each in (self._judge, parts.deals, parts.adaptation, parts.styles) if each is not None]
-        for each in beside:
+        services = [each for each in (self._judge, parts.deals, parts.adaptation, parts.styles) if each is not None]
+        for each in services:
             await each.start()
-        watching = [asyncio.create_task(self._choices.follow())]
+        tasks = [asyncio.create_task(self._choices.follow())]
         if self._background is not None:
-            watching.append(asyncio.create_task(self._background()))
+            tasks.append(asyncio.create_task(self._background()))
         try:
             yield
         finally:
-            for task in watching:
+            for task in tasks:
                 task.cancel()
             if self._judge is not None:
                 await self._judge.close()

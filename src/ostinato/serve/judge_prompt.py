@@ -93,15 +93,15 @@ def label_in(answer: str) -> NextMessage | None:
 
     Example: ``label_in('{"label": "praise"}') is NextMessage.PRAISE``
     """
-    said = answer.strip()
-    if len(said) > _MAX_LABEL_CHARS:
+    text = answer.strip()
+    if len(text) > _MAX_LABEL_CHARS:
         return None
-    fenced = _FENCED.fullmatch(said)
-    said = fenced[1] if fenced else said
+    fenced = _FENCED.fullmatch(text)
+    text = fenced[1] if fenced else text
     try:
-        label = _Label.model_validate_json(said).label
+        label = _Label.model_validate_json(text).label
     except ValidationError:
-        label = said
+        label = text
     try:
         return NextMessage(label.strip(_AROUND).lower())
     except ValueError:

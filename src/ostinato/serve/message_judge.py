@@ -141,18 +141,18 @@ class Judge:
             return
         self._begun.append((now, each.tenant))
         try:
-            word = label_in(await self._answer(each))
+            label = label_in(await self._answer(each))
         except OutsideFailed as error:
             self._metrics.not_judged(each.tenant, "timeout" if isinstance(error.__cause__, TimeoutError) else "failed")
         except asyncio.CancelledError:
             self._metrics.not_judged(each.tenant, "closed")
             raise
         else:
-            if word is None:
+            if label is None:
                 self._metrics.not_judged(each.tenant, "no_label")
                 return
-            self._metrics.judged(each.tenant, each.labelled.kind.value, word.value)
-            each.tell(word)
+            self._metrics.judged(each.tenant, each.labelled.kind.value, label.value)
+            each.tell(label)
 
     def _has_room(self, tenant: str, now: float) -> bool:
         """True if a call for this tenant may begin. Half of a minute's calls are shared; the other half is reserved in equal shares."""

@@ -39,29 +39,29 @@ class Metrics:
         self._first = Histogram(
             "ostinato_first_token_seconds", "Request to first token.", buckets=_SECONDS, registry=registry
         )
-        self._duration = Histogram(
-            "ostinato_turn_seconds", "First to last moment of a turn.", buckets=_SECONDS, registry=registry
-        )
+        self._duration = Histogram("ostinato_turn_seconds", "Duration of a turn.", buckets=_SECONDS, registry=registry)
         self._prompt = _tenants("prompt_tokens", "Prompt tokens of stored turns.", registry)
         self._sampled = _tenants("sampled_tokens", "Sampled tokens of stored turns.", registry)
         self._turns = _tenants("turns", "Stored turns by arm and finish.", registry, "arm", "finish")
         self._consents = _tenants(
-            "consent_turns", "Stored turns by what may be done with them (privacy.train).", registry, "consent"
+            "consent_turns", "Stored turns by consent level (privacy.train).", registry, "consent"
         )
         self._reused = _tenants("continued_turns", "Stored turns whose prompt continues another turn's ids.", registry)
         self._passed_on = _tenants(
-            "auto_passed_on", "Calls that an arm of Auto could not answer and another was asked.", registry, "arm"
+            "auto_passed_on", "Calls passed on to another arm of Auto after a failure.", registry, "arm"
         )
-        self._delivered = _tenants("delivered_turns", "Turns whose whole answer was handed over.", registry)
+        self._delivered = _tenants("delivered_turns", "Turns whose answer was delivered in full.", registry)
         self._refused = _tenants("refusals", "Calls refused by a quota or a limit, by reason.", registry, "reason")
         self._feedback = _tenants("feedback", "Feedback events by status.", registry, "status")
         self._named = _tenants("feedback_signals", "Accepted signals by name.", registry, "name")
         self._words = _tenants(
-            "judge_words", "Words of the judge, by the rules' and its own.", registry, "rules", "judge"
+            "judge_words", "Labels by the judge, by the rules' label and its own.", registry, "rules", "judge"
         )
-        self._no_words = _tenants("judge_no_words", "Messages without a word of the judge.", registry, "reason")
-        self._judge_tokens = _tenants("judge_tokens", "Tokens that the judge counted.", registry, "of")
-        self._judge_cost = _tenants("judge_cost", "Money that its tokens cost, in the configured currency.", registry)
+        self._no_words = _tenants(
+            "judge_no_words", "Messages that the judge did not label, by reason.", registry, "reason"
+        )
+        self._judge_tokens = _tenants("judge_tokens", "Tokens that the judge reported.", registry, "of")
+        self._judge_cost = _tenants("judge_cost", "Cost of the judge's tokens, in the configured currency.", registry)
         self._foreign = _Labelled("feedback_foreign", "Events about another tenant's turn.", registry, "sender")
         self._store_errors = Counter(
             "ostinato_store_errors", "Writes that the log refused or did not confirm in time.", registry=registry

@@ -129,11 +129,11 @@ class OutsideEvent(BaseModel):
 
 def read_outside(line: bytes) -> OutsideEvent | None:
     """Parse one line of a stream; return None for a line without an event. Raises OutsideFailure."""
-    field, _, said = line.strip().partition(b":")
-    if field != b"data" or said.strip() == b"[DONE]":
+    field, _, data = line.strip().partition(b":")
+    if field != b"data" or data.strip() == b"[DONE]":
         return None
     try:
-        event = OutsideEvent.model_validate_json(said)
+        event = OutsideEvent.model_validate_json(data)
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "its JSON"
@@ -219,18 +219,18 @@ class OutsideModel:
         It is read as fast as it arrives, so a client that reads slowly neither stalls the service nor occupies one of the open calls. The
         answer's token limit bounds what is buffered.
         """
-        heard = asyncio.Queue[Chunk | None]()
-        reading = asyncio.create_task(self._read(asked, heard))
+        queue = asyncio.Queue[Chunk | None]()
+        reading = asyncio.create_task(self._read(asked, queue))
         try:
-            while (chunk := await heard.get()) is not None:
+            while (chunk := await queue.get()) is not None:
                 yield chunk
             await reading
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
 
-    async def _read(self, asked: OutsideQuery, heard: asyncio.Queue[Chunk | None]) -> None:
-        """Put the chunks of an answer into `heard`, and None at its end, successful or not. Raises OutsideFailed."""
+    async def _read(self, asked: OutsideQuery, queue: asyncio.Queue[Chunk | None]) -> None:
+        """Put the chunks of an answer into `queue`, and None at its end, successful or not. Raises OutsideFailed."""
         import aiohttp
 
         self._breaker.begin()
@@ -238,20 +238,20 @@ class OutsideModel:
         was_resting = self._breaker.resting
         try:
             async for chunk in self._chunks(asked):
-                heard.put_nowait(chunk)
+                queue.put_nowait(chunk)
             well = True
         except (OutsideFailure, aiohttp.ClientError, TimeoutError, ValueError) as error:
             well = False if not isinstance(error, OutsideFailure) or error.blame else None
-            what = str(error) if isinstance(error, OutsideFailure) else type(error).__name__
-            _LOG.warning("%s failed: %s", self._who, what)
+            reason = str(error) if isinstance(error, OutsideFailure) else type(error).__name__
+            _LOG.warning("%s failed: %s", self._who, reason)
             raise OutsideFailed(
                 f"The model behind arm {self._arm.name!r} could not answer; send the request again."
             ) from error
         finally:
-            heard.put_nowait(None)
+            queue.put_nowait(None)
             self._breaker.end(_now(), well=well)
             if self._breaker.resting != was_resting:
-                _LOG.warning("%s %s", self._who, "answers again" if was_resting else "is left alone")
+                _LOG.warning("%s %s", self._who, "answers again" if was_resting else "is not called for a while")
 
     async def _chunks(self, asked: OutsideQuery) -> AsyncGenerator[Chunk]:
         answer = _OutsideAnswer(asked)

@@ -81,12 +81,12 @@ class LatencyWindow:
         """
         now = self._clock()
         _forget(self._recent, now)
-        found = [(wait, user) for _, wait, user in self._recent]
-        found += [(now - came, user) for came, user in self._waiting.values()]
-        found.sort(reverse=True)
-        late = max(_LATE_CALLS, len(found) - int((1 - _LATE_SHARE) * len(found) - 1e-9))
+        waits = [(wait, user) for _, wait, user in self._recent]
+        waits += [(now - came, user) for came, user in self._waiting.values()]
+        waits.sort(reverse=True)
+        late = max(_LATE_CALLS, len(waits) - int((1 - _LATE_SHARE) * len(waits) - 1e-9))
         users = set[str]()
-        for count, (wait, user) in enumerate(found, 1):
+        for count, (wait, user) in enumerate(waits, 1):
             users.add(user)
             if count >= late and len(users) >= _LATE_USERS:
                 return wait

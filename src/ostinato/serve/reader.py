@@ -71,7 +71,7 @@ closes.
 """
 _ABSENT = "the process that reads long requests does not start, so they are read beside the engine and slow it down"
 _LOG = logging.getLogger(__name__)
-_SAID, _FOUND = msgspec.json.Decoder(ReaderAnswer), msgspec.json.Decoder(list[FoundItem | None])
+_ANSWER, _ITEMS = msgspec.json.Decoder(ReaderAnswer), msgspec.json.Decoder(list[FoundItem | None])
 _SIGNALS = msgspec.json.Decoder(list[Signal])
 
 
@@ -163,15 +163,15 @@ class RequestReader:
             return items
         if value is not None and _news(value, items) < LONG_CHARS:
             return items
-        found = self._ask(ReaderJob(name="read", parser=parse.__name__, hashed=hashed, limits=self._limits), data)
-        return items if found is None else _PreparsedItems(items, _FOUND.decode(found[1]))
+        reply = self._ask(ReaderJob(name="read", parser=parse.__name__, hashed=hashed, limits=self._limits), data)
+        return items if reply is None else _PreparsedItems(items, _ITEMS.decode(reply[1]))
 
     def count(self, data: bytes, most: int) -> PromptLength | None:
         """Return the length of a prompt of at most `most` characters. Raises BadRequest, TooLarge, Unavailable."""
         if len(data) < LONG_CHARS:
             return None
-        found = self._ask(ReaderJob(name="count", most=most, limits=self._limits), data)
-        return None if found is None else PromptLength(found[0].chars, found[0].number)
+        reply = self._ask(ReaderJob(name="count", most=most, limits=self._limits), data)
+        return None if reply is None else PromptLength(reply[0].chars, reply[0].number)
 
     def chat(self, conversation: Conversation) -> list[int] | None:
         """Return the ids of a long conversation (`Renderer.chat`). Raises BadRequest, Unavailable."""
@@ -198,13 +198,13 @@ class RequestReader:
         found = self._exchange(ReaderJob(name="feedback", tenant=tenant, now=now, limits=self._limits), data)
         if found is None or found[0].unread:
             return None
-        said, body = found
-        if said.refusal is None:
-            return ReadEvents(said.number, bool(said.chars), _SIGNALS.decode(body), None)
-        error = _refused(said)
-        if not said.number:  # it was not JSON
+        reply, body = found
+        if reply.refusal is None:
+            return ReadEvents(reply.number, bool(reply.chars), _SIGNALS.decode(body), None)
+        error = _refused(reply)
+        if not reply.number:  # it was not JSON
             raise error
-        return ReadEvents(said.number, False, (), error)
+        return ReadEvents(reply.number, False, (), error)
 
     def _ids(self, job: ReaderJob, conversation: Conversation, least: int = LONG_CHARS) -> list[int] | None:
         if conversation.chars + PART_CHARS * conversation.parts < least:
@@ -216,12 +216,12 @@ class RequestReader:
         return _ids_of(self._ask(job, body))
 
     def _ask(self, job: ReaderJob, body: bytes) -> tuple[ReaderAnswer, bytes] | None:
-        found = self._exchange(job, body)
-        if found is None or found[0].unread:
+        reply = self._exchange(job, body)
+        if reply is None or reply[0].unread:
             return None
-        if found[0].refusal is not None:
-            raise _refused(found[0])
-        return found
+        if reply[0].refusal is not None:
+            raise _refused(reply[0])
+        return reply
 
     # ------------------------------------------------------------ the process
 
@@ -235,25 +235,25 @@ class RequestReader:
             self._turn += 1
             job.turn = self._turn
             try:
-                head, found = process.ask(msgspec.json.encode(job), body, self._longest_s + _SLACK_S)
-                said = _SAID.decode(head)
-                if said.turn != job.turn:
+                head, reply_body = process.ask(msgspec.json.encode(job), body, self._longest_s + _SLACK_S)
+                reply = _ANSWER.decode(head)
+                if reply.turn != job.turn:
                     raise _OutOfStep
             except EOFError:
                 why = "it was killed, or failed as the gateway's output says"
             except TimeoutError:
                 why = f"it did not answer within {self._longest_s + _SLACK_S:g} s"
             except _OutOfStep:
-                why = "what it said answers another"
+                why = "its answer belongs to another request"
             except BaseException:  # such as MemoryError: data left in the pipes would answer the next request
                 self._replace()
                 raise
             else:
                 self.answers, self.trouble = self.answers + 1, ""
-                process.grown = said.grown
-                if said.grown and self._starting is None:
+                process.grown = reply.grown
+                if reply.grown and self._starting is None:
                     self._begin()
-                return said, found
+                return reply, reply_body
             code = self._replace()
             # memory left by earlier requests is not this one's fault
             excess = "" if process.grown else self._excess(code)
@@ -294,14 +294,14 @@ class RequestReader:
             if self._current is None:
                 self._begin()
             return
-        said = starting.first_message()
-        if said == READY:
+        message = starting.first_message()
+        if message == READY:
             if self._current is not None:
                 self._current.end()
             self._current, self._starting, self._tries = starting, None, 0
             return
-        late = said is None and time.monotonic() > starting.since + self._start_s
-        if said is None and not late:
+        late = message is None and time.monotonic() > starting.since + self._start_s
+        if message is None and not late:
             return
         starting.end()
         self._starting, self._tries = None, self._tries + 1
@@ -433,17 +433,17 @@ class _Process:
         return bytes(data[SIZES.size : SIZES.size + heads]), bytes(data[SIZES.size + heads :])
 
 
-def _refused(said: ReaderAnswer) -> BadRequest:
-    assert said.refusal is not None
-    name, text, field = said.refusal
+def _refused(reply: ReaderAnswer) -> BadRequest:
+    assert reply.refusal is not None
+    name, text, field = reply.refusal
     return REFUSALS[name](text, field=field)
 
 
-def _ids_of(found: tuple[ReaderAnswer, bytes] | None) -> list[int] | None:
-    if found is None:
+def _ids_of(reply: tuple[ReaderAnswer, bytes] | None) -> list[int] | None:
+    if reply is None:
         return None
     ids = array("i")
-    ids.frombytes(found[1])
+    ids.frombytes(reply[1])
     return ids.tolist()
 
 

@@ -186,39 +186,42 @@ _WORK: dict[str, Callable[[ReaderJob, bytes, Renderer], tuple[ReaderAnswer, byte
 def main() -> None:
     """Answer requests until the input closes. A request that exceeds a limit on time or memory ends the process."""
     keep_heaps_small()
-    asks, says = os.dup(0), os.dup(1)
-    threading.Thread(target=_exit_with, args=(asks,), daemon=True).start()
+    requests, replies = os.dup(0), os.dup(1)
+    threading.Thread(target=_exit_with, args=(requests,), daemon=True).start()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     sys.modules["torch"] = cast("Any", None)  # tokenizers work without it, and it takes 200 MB
-    hello = msgspec.json.decode(_received(asks)[0], type=ReaderHello)
+    hello = msgspec.json.decode(_received(requests)[0], type=ReaderHello)
     module, _, name = hello.renderer.partition(":")
     renderer = cast("Renderer", getattr(importlib.import_module(module), name)(Path(hello.model)))
-    small, bound = _memory(_RESIDENT), _memory(_DATA) + 4 * GROWTH_BYTES
-    most = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    resource.setrlimit(resource.RLIMIT_DATA, (bound if most == resource.RLIM_INFINITY else min(bound, most), most))
-    os.write(says, READY)
+    baseline, data_limit = _memory(_RESIDENT), _memory(_DATA) + 4 * GROWTH_BYTES
+    hard_limit = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(
+        resource.RLIMIT_DATA,
+        (data_limit if hard_limit == resource.RLIM_INFINITY else min(data_limit, hard_limit), hard_limit),
+    )
+    os.write(replies, READY)
     os.nice(_NICE)
     while True:
         try:
-            head, body = _received(asks)
+            head, body = _received(requests)
         except EOFError:
             return
         signal.setitimer(signal.ITIMER_REAL, hello.longest_s)
         signal.setitimer(signal.ITIMER_PROF, hello.cpu_s)
         job = _JOB.decode(head)
-        said, found = answer(job, body, renderer)
-        said.turn = job.turn
+        reply, reply_body = answer(job, body, renderer)
+        reply.turn = job.turn
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        said.grown = _memory(_RESIDENT) > small + GROWTH_BYTES
-        _send(says, msgspec.json.encode(said), found)
+        reply.grown = _memory(_RESIDENT) > baseline + GROWTH_BYTES
+        _send(replies, msgspec.json.encode(reply), reply_body)
 
 
-def _exit_with(asks: int) -> None:
+def _exit_with(requests: int) -> None:
     """Exit the process, whatever it is doing, once the gateway's end of the pipe is closed. Runs on its own thread."""
     waiting = select.poll()
-    waiting.register(asks, 0)  # a hang-up is always reported
+    waiting.register(requests, 0)  # a hang-up is always reported
     waiting.poll()
     os._exit(0)
 

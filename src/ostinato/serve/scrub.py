@@ -208,13 +208,13 @@ def in_json(text: str, value: _Value) -> str:
     for match in _LITERAL.finditer(data):
         start, between = match.start(), data[end : match.start()].strip()
         try:
-            said: str = json.loads(match.group().decode(errors="surrogatepass"), strict=False)
+            string: str = json.loads(match.group().decode(errors="surrogatepass"), strict=False)
         except ValueError:
-            said = match.group()[1:-1].decode(errors="surrogatepass")
-        new = value(name if between == b":" else "", said)
-        if new != said:
+            string = match.group()[1:-1].decode(errors="surrogatepass")
+        new = value(name if between == b":" else "", string)
+        if new != string:
             replaced.append((start, match.end(), _bytes(json.dumps(new, ensure_ascii=False))))
-        name, end = said, match.end()
+        name, end = string, match.end()
     return _spliced(data, replaced).decode(errors="surrogatepass") if replaced else text
 
 
@@ -337,7 +337,7 @@ class UnmaskingWriter(Writer):
         self._thoughts: dict[int, Unmasker] = {}
 
     def body(self, answers: Sequence[Whole], counts: Counts, ostinato: Json) -> bytes:
-        told = [
+        restored = [
             replace(
                 answer,
                 message=unmasked_message(answer.message, self._values, escaped=self._escaped),
@@ -345,7 +345,7 @@ class UnmaskingWriter(Writer):
             )
             for answer in answers
         ]
-        return self._writer.body(told, counts, ostinato)
+        return self._writer.body(restored, counts, ostinato)
 
     def heartbeat(self) -> str:
         return self._writer.heartbeat()

@@ -112,8 +112,8 @@ class SessionCookies:
         return self._visitor(given) if given else None
 
     def _by_cookie(self, headers: Mapping[bytes, bytes]) -> Visitor | None:
-        found = next((each for each in self._cookies_in(headers) if each[3] not in self._signed_out), None)
-        key = None if found is None else self._known.get(found[2])
+        cookie = next((each for each in self._cookies_in(headers) if each[3] not in self._signed_out), None)
+        key = None if cookie is None else self._known.get(cookie[2])
         return None if key is None else self._owner_of(key)
 
     def _cookies_in(self, headers: Mapping[bytes, bytes]) -> list[re.Match[str]]:
@@ -122,12 +122,14 @@ class SessionCookies:
         """
         names = COOKIES[1:] if self._secure else COOKIES
         sent = (each.strip().partition("=") for each in headers.get(b"cookie", b"").decode("latin-1").split(";"))
-        found = [each for name, _, value in sent if name in names and (each := _TOKEN.fullmatch(value))][:_MOST_COOKIES]
-        return [each for each in found if self._is_ours(each)]
+        cookies = [each for name, _, value in sent if name in names and (each := _TOKEN.fullmatch(value))][
+            :_MOST_COOKIES
+        ]
+        return [each for each in cookies if self._is_ours(each)]
 
-    def _is_ours(self, found: re.Match[str]) -> bool:
-        made = self._mac(int(found[1]), found[2])
-        return float(found[1]) >= self._clock() and hmac.compare_digest(made, found[3])
+    def _is_ours(self, cookie: re.Match[str]) -> bool:
+        expected = self._mac(int(cookie[1]), cookie[2])
+        return float(cookie[1]) >= self._clock() and hmac.compare_digest(expected, cookie[3])
 
     def _owner_of(self, key: bytes) -> Visitor | None:
         """The visitor to whom a key belongs; None if the key is unknown."""

@@ -24,7 +24,7 @@ async def in_time(seconds: float) -> AsyncGenerator[None]:
             yield
     except TimeoutError:
         raise Unavailable(
-            "The log did not answer in time, or its past is still being read after a start; what was sent may or may not be recorded: "
+            "The log did not answer in time; after a start it may still be reading its past. What was sent may or may not be recorded: "
             "send it again."
         ) from None
 
@@ -74,7 +74,7 @@ class Writes:
         error = task.exception()
         if error is None:
             if self._failed is not None:
-                _LOG.warning("The log takes writes again.")
+                _LOG.warning("The log accepts writes again.")
             self._failed = None
         elif not isinstance(error, BadRequest):  # a fault of the rows, not of the log
             if self._failed is None:

@@ -388,7 +388,7 @@ def test_an_answer_to_another_request_is_nobodys(start):
     os.write(reader._current._asks, SIZES.pack(len(head), len(body)) + head + body)
     with pytest.raises(Unavailable):
         reader.encode(long("of globex"))
-    assert "answers another" in reader.trouble
+    assert "belongs to another request" in reader.trouble
     assert ready(reader).encode(long("of globex")) == Bytes(None).encode(long("of globex"))
 
 

@@ -354,19 +354,19 @@ class Answer:
             for choice in self._capture.choices
             for span in choice.spans
         ]
-        told: Json = {"turns": call.turn_ids(), "episode": call.episode, "arm": call.arm.value, "spans": spans}
+        fields: Json = {"turns": call.turn_ids(), "episode": call.episode, "arm": call.arm.value, "spans": spans}
         if call.auto is not None:
-            told["auto"] = call.auto.arm
+            fields["auto"] = call.auto.arm
         if call.window is not None:
-            told["window"] = {"number": call.window.number, "begins_with": call.window.begins_with}
+            fields["window"] = {"number": call.window.number, "begins_with": call.window.begins_with}
         late = [choice.finish is Finish.DEADLINE for choice in self._capture.choices]
         if any(late):  # dialects have no finish reason for it
-            told["deadline"] = [turn for turn, is_late in zip(call.turn_ids(), late, strict=True) if is_late]
-        return told
+            fields["deadline"] = [turn for turn, is_late in zip(call.turn_ids(), late, strict=True) if is_late]
+        return fields
 
     def _headers(self) -> Headers:
         call, policy = self._capture.call, self._policy
-        told: dict[bytes, str | None] = {
+        optional: dict[bytes, str | None] = {
             b"x-ostinato-purpose": None if call.purpose is Purpose.TASK else call.purpose.value,
             b"x-ostinato-train": None if call.consent is Consent.YES else call.consent.value,
             b"x-ostinato-sampling": call.overridden or None,
@@ -384,13 +384,13 @@ class Answer:
             (b"x-ostinato-turn", ",".join(call.turn_ids()).encode()),
             (b"x-ostinato-arm", call.arm.value.encode()),
             *self._more_headers,
-            *((name, value.encode()) for name, value in told.items() if value is not None),
+            *((name, value.encode()) for name, value in optional.items() if value is not None),
         ]
 
     def _adapted(self, basis: str) -> str:
         """The steering basis, and, once the answer is complete, the KL divergence of each choice in nats."""
-        told = [choice.steered for choice in self._capture.choices]
-        spent = ",".join(f"{0.0 if each is None else each.kl:.3g}" for each in told)
+        steered = [choice.steered for choice in self._capture.choices]
+        spent = ",".join(f"{0.0 if each is None else each.kl:.3g}" for each in steered)
         return f"{basis}; kl={spent}" if self._capture.complete else basis
 
 
@@ -454,6 +454,6 @@ class Deliveries:
             try:
                 await self._writes.begin(self._log.append(row))
             except OstinatoError as error:
-                _LOG.warning("%d deliveries were not noted, and will be tried again: %s", len(turns), error)
+                _LOG.warning("%d deliveries could not be written and will be retried: %s", len(turns), error)
                 self._noted = [*turns, *self._noted][:_MAX_HELD]
                 return

@@ -50,10 +50,10 @@ def purpose_of(headers: Mapping[bytes, bytes], conversation: Conversation | None
 
     Example: ``purpose_of({b"x-ostinato-purpose": b"side"}, None) is Purpose.SIDE``
     """
-    said = headers.get(b"x-ostinato-purpose")
-    if said is not None:
+    declared = headers.get(b"x-ostinato-purpose")
+    if declared is not None:
         try:
-            return Purpose(said.decode("latin-1"))
+            return Purpose(declared.decode("latin-1"))
         except ValueError:
             raise BadRequest(f"X-Ostinato-Purpose takes {', '.join(Purpose)}.", field="X-Ostinato-Purpose") from None
     subagent = headers.get(b"x-openai-subagent", b"").decode("latin-1")
@@ -70,10 +70,10 @@ def purpose_of(headers: Mapping[bytes, bytes], conversation: Conversation | None
 def _codex_kind(metadata: bytes) -> str:
     """Return `request_kind` from Codex' turn metadata, a JSON header that may exceed other headers' limit; "" if there is none."""
     try:
-        told = json.loads(metadata)
+        fields = json.loads(metadata)
     except (ValueError, RecursionError):
         return ""
-    kind = told.get("request_kind") if isinstance(told, dict) else None
+    kind = fields.get("request_kind") if isinstance(fields, dict) else None
     return kind if isinstance(kind, str) else ""
 
 
@@ -158,8 +158,8 @@ class Senders:
 
         A call that names a slot is an evaluation or a rollout and involves no person: only the header counts.
         """
-        said = exchange.text("X-Ostinato-Train")
-        asked = Consent.YES if said is None else read_level(said, "X-Ostinato-Train")
+        header = exchange.text("X-Ostinato-Train")
+        asked = Consent.YES if header is None else read_level(header, "X-Ostinato-Train")
         if slot is not None:
             return asked
         by_field = self._parts.privacy.store_false if store is False else Consent.YES
@@ -202,19 +202,19 @@ def _deadline(exchange: Exchange, slot: str | None) -> float | None:
     Only a caller that names a slot may set a deadline: turns that end at a deadline are trained on, which must not happen to a person's
     turn that a clock cut off.
     """
-    said = exchange.text("X-Ostinato-Left-Ms")
-    if said is None:
+    header = exchange.text("X-Ostinato-Left-Ms")
+    if header is None:
         return None
     if slot is None:
         raise Unauthorized(
             "X-Ostinato-Left-Ms is allowed only with X-Ostinato-Slot, which needs an admin key; leave the header out."
         )
-    if not _LEFT_MS.fullmatch(said):
+    if not _LEFT_MS.fullmatch(header):
         raise BadRequest(
             "X-Ostinato-Left-Ms must be the time left for the answer, in whole milliseconds, 0 to 999999999.",
             field="X-Ostinato-Left-Ms",
         )
-    return exchange.came_at + int(said) / 1000
+    return exchange.came_at + int(header) / 1000
 
 
 def _agents_session(exchange: Exchange) -> str | None:
@@ -364,8 +364,8 @@ def for_auto(conversation: Conversation) -> Conversation:
 
 
 def _has_tools(conversation: Conversation) -> bool:
-    told = any(message.calls or message.role is Role.TOOL for message in conversation.messages)
-    return told or bool(conversation.tools)
+    used = any(message.calls or message.role is Role.TOOL for message in conversation.messages)
+    return used or bool(conversation.tools)
 
 
 # ---------------------------------------------------------------- routes

@@ -121,18 +121,18 @@ class SummaryIndex:
             first += islice(
                 takewhile(lambda message: message.role is not Role.ASSISTANT, messages), _LEADING, _LEADING + 1
             )
-        there = {hash(line) for message in first for line in _long_lines(message.text)}
-        spoken = next((message.text for message in messages[: _LEADING + 1] if message.role is Role.ASSISTANT), "")
-        anywhere = there.union(map(hash, _long_lines(spoken)))
+        head_lines = {hash(line) for message in first for line in _long_lines(message.text)}
+        answer = next((message.text for message in messages[: _LEADING + 1] if message.role is Role.ASSISTANT), "")
+        anywhere = head_lines.union(map(hash, _long_lines(answer)))
         best: tuple[float, SummaryTurn | None] = (0.0, None)
         for known in reversed(answers):
-            places = anywhere if known.asked else there
-            found = [length for line, length in zip(known.hashes, known.lengths, strict=True) if line in places]
-            share = len(found) / len(known.hashes)
+            places = anywhere if known.asked else head_lines
+            matched = [length for line, length in zip(known.hashes, known.lengths, strict=True) if line in places]
+            share = len(matched) / len(known.hashes)
             if (
                 episode in (None, known.summary.episode)
                 and share >= 0.5
-                and sum(found) >= _MIN_CHARS
+                and sum(matched) >= _MIN_CHARS
                 and share > best[0]
             ):
                 best = (share, known.summary)

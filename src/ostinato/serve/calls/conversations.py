@@ -79,8 +79,8 @@ class AnswerParser:
             return ()
         # if it is over, the unfinished call is the dropped one
         calls = self._reader.parsed_calls(unfinished=not self.over)
-        untold = [place for place, call in enumerate(calls) if call.name][len(self._calls) :]
-        return tuple(calls[: untold[0]] if untold else calls)
+        dropped = [place for place, call in enumerate(calls) if call.name][len(self._calls) :]
+        return tuple(calls[: dropped[0]] if dropped else calls)
 
     def message(self) -> Message:
         """Return the message parsed so far."""
@@ -308,7 +308,7 @@ class Sessions:
         plain = plain or chain
         # anonymous callers may ask the same question, and any user may begin two conversations with the same words
         spoken = _assistant_indices(conversation.messages)
-        telling = not scope.shared and (scope.episode is not None or bool(spoken))
+        recognisable = not scope.shared and (scope.episode is not None or bool(spoken))
         question = PendingPrompt(
             scope=scope,
             conversation=conversation,
@@ -319,7 +319,7 @@ class Sessions:
             entry=None,
             summary=summary if summary is not None and scope.episode in (None, summary.episode) else None,
             origin=origin,
-            again=telling and self._questions.again(plain[-1], scope.episode or "", scope.user, style),
+            again=recognisable and self._questions.again(plain[-1], scope.episode or "", scope.user, style),
             begun=scope.episode is not None and self._turns[scope.episode] > 0,
         )
         if origin is not None and self._entries:
@@ -480,8 +480,8 @@ class Sessions:
             if last.calls or not entry.text or not last.text.endswith(entry.text) or guesses == _MAX_PREFILL_GUESSES:
                 continue
             guesses += 1
-            begun = replace(last, text=last.text[: len(last.text) - len(entry.text)])
-            asked = replace(conversation, messages=(*conversation.messages[:-1], begun), continued=True)
+            prefill = replace(last, text=last.text[: len(last.text) - len(entry.text)])
+            asked = replace(conversation, messages=(*conversation.messages[:-1], prefill), continued=True)
             if entry.asks(array("i", self._renderer.chat(asked))):
                 return entry
         return None

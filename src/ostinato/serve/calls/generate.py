@@ -42,7 +42,7 @@ from ostinato.serve.calls.context import (
     override_sampling,
 )
 from ostinato.serve.calls.conversations import OWN_EPISODE, AnswerParser, Prompt, Sessions
-from ostinato.serve.calls.response_store import Attempt, IdempotencyKeys, ResponseStore, body_digest, is_whole
+from ostinato.serve.calls.response_store import CallAttempt, IdempotencyKeys, ResponseStore, body_digest, is_whole
 from ostinato.serve.consent import ConsentChoices
 from ostinato.serve.dialects.anthropic import parse_count
 from ostinato.serve.dialects.compaction_blocks import CompactionUnavailable, begun_with, with_summary_request
@@ -192,11 +192,11 @@ class CallHandlers:
         shown, edits = await self._prompts.edited(who.tenant, request, conversation)
         cost = chars + PART_CHARS * conversation.parts
         tokens = await self._thread.run(who.tenant, cost, partial(self._prompts.tokens, shown))
-        told: dict[str, Any] = {"input_tokens": tokens}
+        body: dict[str, Any] = {"input_tokens": tokens}
         if edits is not None:
             original = tokens + sum(edit["cleared_input_tokens"] for edit in edits)
-            told["context_management"] = {"original_input_tokens": original}
-        await exchange.reply(200, json_bytes(told))
+            body["context_management"] = {"original_input_tokens": original}
+        await exchange.reply(200, json_bytes(body))
 
     async def score(self, exchange: Exchange) -> None:
         """`POST /v1/worlds/score`, for operators: an answer's log-probabilities under a slot's weights. Nothing is sampled or stored."""
@@ -218,8 +218,8 @@ class CallHandlers:
         async with DisconnectWatch(exchange.receive), self._admitted(caller):
             placement = await self._senders.place(caller)
             salt = cache_salt(caller.tenant, caller.user, placement.assignment.arm)
-            found = await self._parts.engine.score(placement.slot, [*prompt, *answer], len(prompt), salt)
-        await exchange.reply(200, json_bytes({"logprobs": found}))
+            logprobs = await self._parts.engine.score(placement.slot, [*prompt, *answer], len(prompt), salt)
+        await exchange.reply(200, json_bytes({"logprobs": logprobs}))
 
     async def _parsed(self, tenant: str, exchange: Exchange, data: bytes, parse: Callable[[Any, ItemCache], _T]) -> _T:
         """Parse a body on the shared thread. Raises BadRequest, TooLarge."""
@@ -230,11 +230,11 @@ class CallHandlers:
             if reader is not None and len(data) >= LONG_CHARS:
                 value = None if crowded(data) else exchange.parsed(data, unread=ITEMS)
                 known = reader.ahead(parse, data, items, value, hashed=self._masks is None)
-            found = read_body(parse, data, known, (config.max_depth, config.max_values), value)
-            conversation = getattr(found, "conversation", None)
+            request = read_body(parse, data, known, (config.max_depth, config.max_values), value)
+            conversation = getattr(request, "conversation", None)
             if isinstance(conversation, Conversation) and self._masks is None:
                 conversation.compute_digests()
-            return found
+            return request
 
         return await self._thread.run(tenant, exchange.received // PARSED_PER_CHAR, read)
 
@@ -250,7 +250,7 @@ class CallHandlers:
         """Answer a call, from the log if its idempotency key was answered before."""
         key = asked.exchange.text("Idempotency-Key")
         if key is None:
-            await self._sample(asked, Attempt(base=f"{asked.route.kind}-{secrets.token_hex(16)}"))
+            await self._sample(asked, CallAttempt(base=f"{asked.route.kind}-{secrets.token_hex(16)}"))
             return
         caller = asked.caller
         more = {"user": caller.user, "x-ostinato": [caller.episode, caller.group, caller.slot]}
@@ -270,7 +270,7 @@ class CallHandlers:
 
     # ------------------------------------------------------------ the answer
 
-    async def _sample(self, asked: CallContext, attempt: Attempt) -> None:
+    async def _sample(self, asked: CallContext, attempt: CallAttempt) -> None:
         """Sample an answer. If the prompt is too long, send the error in the stream where the dialect does so."""
         overflow = asked.route.overflow
         try:
@@ -283,7 +283,7 @@ class CallHandlers:
                 await asked.exchange.start(200, STREAM)
             await asked.exchange.write(overflow(asked.request, heading, error).encode(), last=True)
 
-    async def _sample_fitting(self, asked: CallContext, attempt: Attempt) -> None:
+    async def _sample_fitting(self, asked: CallContext, attempt: CallAttempt) -> None:
         """Sample an answer. If an outside model fails before any output, draw another of Auto's arms; each attempt leaves a turn in the
         log.
         """
@@ -320,7 +320,7 @@ class CallHandlers:
                 attempt.again()
 
     @contextmanager
-    def _at_engine(self, asked: CallContext, attempt: Attempt, capture: Capture) -> Generator[Person]:
+    def _at_engine(self, asked: CallContext, attempt: CallAttempt, capture: Capture) -> Generator[Person]:
         """Yield the `Person` to notify of tokens. Sampling is charged to the tenant's quota and traced; a replayed answer is not.
 
         A person's wait is measured from here on, for the live weights only: servers lent to other work are called back for live traffic.
@@ -329,8 +329,8 @@ class CallHandlers:
         if capture.stored:
             yield asked.person
             return
-        held = len(call.prompt_ids) + call.sampling.max_tokens * call.n
-        self._parts.quotas.hold_tokens(call.tenant, held)
+        charged = len(call.prompt_ids) + call.sampling.max_tokens * call.n
+        self._parts.quotas.hold_tokens(call.tenant, charged)
         if call.consent is Consent.NEVER:
             self._intake.drop_text_of(call.tenant, call.turn_ids())
         try:
@@ -342,7 +342,7 @@ class CallHandlers:
                     yield person
         finally:
             attempt.writes += capture.begun
-            self._parts.quotas.give_back_tokens(call.tenant, held - len(call.prompt_ids) - capture.charged_tokens)
+            self._parts.quotas.give_back_tokens(call.tenant, charged - len(call.prompt_ids) - capture.charged_tokens)
             if self._parts.tracing is not None:
                 self._parts.tracing.answered(capture, asked.request.model, asked.exchange.headers)
 
@@ -355,18 +355,18 @@ class CallHandlers:
 
     # ------------------------------------------------------------ summaries
 
-    async def _compact(self, asked: CallContext, attempt: Attempt) -> None:
+    async def _compact(self, asked: CallContext, attempt: CallAttempt) -> None:
         """Answer a request for a summary with a signed block. An unusable summary is stored as a turn, too, and another is sampled under
         the next id; a repeated call finds them all.
 
         Raises CompactionUnavailable if no summary is usable.
         """
         question = await self._prompts.ask(asked)
-        ids, found = await self._sample_summary(asked, attempt, question, self._episode(asked, question))
-        if found is None:
+        ids, usable = await self._sample_summary(asked, attempt, question, self._episode(asked, question))
+        if usable is None:
             self._deliveries.note(ids)
             raise CompactionUnavailable(_NO_SUMMARY)
-        capture, answer, text = found
+        capture, answer, text = usable
         block, _ = self._signed(asked, capture.call, text)
         await self._send_summary(asked, replace(question, tries=ids), capture, answer, block)
 
@@ -408,40 +408,42 @@ class CallHandlers:
             )
         return True
 
-    async def _with_summary(self, asked: CallContext, attempt: Attempt, question: EnginePrompt) -> EnginePrompt | None:
+    async def _with_summary(
+        self, asked: CallContext, attempt: CallAttempt, question: EnginePrompt
+    ) -> EnginePrompt | None:
         """Return the question with the conversation replaced by its summary, which is sampled now or was by an earlier try. None if the
         summary was the whole answer and is sent. If no summary is usable, the question is returned unchanged but for `compacted`, which
         says so.
 
         Raises CompactionUnavailable, CompactionRefused.
         """
-        wish, told = in_call_compaction(asked.request), question.told
+        wish, sent = in_call_compaction(asked.request), question.told
         assert wish is not None
-        assert told is not None, "only conversations are summarised"
+        assert sent is not None, "only conversations are summarised"
         summarising = await self._prompts.ask(
-            asked, with_summary_request(told, wish.instructions, asked.route.field), style=question.style
+            asked, with_summary_request(sent, wish.instructions, asked.route.field), style=question.style
         )
         episode = self._episode(asked, question)
-        ids, found = await self._sample_summary(asked, attempt, summarising, episode)
-        if found is None:
+        ids, usable = await self._sample_summary(asked, attempt, summarising, episode)
+        if usable is None:
             if wish.pause:
                 raise CompactionUnavailable(_NO_SUMMARY)
             prompt = replace(question.prompt, episode=episode)
             return replace(question, prompt=prompt, compacted=Compacted(block=None, counts=None), tries=ids)
-        capture, answer, text = found
+        capture, answer, text = usable
         block, summary = self._signed(asked, capture.call, text)
         compacted = Compacted(block=block, counts=answer.counts())
         if wish.pause:
             await self._send_summary(asked, replace(question, compacted=compacted, tries=ids), capture, answer, block)
             return None
         attempt.again()
-        after = await self._prompts.ask(asked, begun_with(told, block), summary, question.style)
+        after = await self._prompts.ask(asked, begun_with(sent, block), summary, question.style)
         # the client's own words belong to the window before the summary
         heard = {"answered": question.answered, "left": question.left}
         return replace(after, edits=question.edits, compacted=compacted, tries=ids, **heard)
 
     async def _sample_summary(
-        self, asked: CallContext, attempt: Attempt, question: EnginePrompt, episode: str
+        self, asked: CallContext, attempt: CallAttempt, question: EnginePrompt, episode: str
     ) -> tuple[list[str], tuple[Capture, Answer, str] | None]:
         """Sample summaries until one is usable. Return the ids of all their turns, and the usable one (None if there is none)."""
         repeated, ids, tried = bool(attempt.turns), list[str](), 0
@@ -463,7 +465,7 @@ class CallHandlers:
             attempt.again()
         return ids, None
 
-    async def _stored(self, attempt: Attempt) -> list[Turn]:
+    async def _stored(self, attempt: CallAttempt) -> list[Turn]:
         """Return the turn stored by an earlier try under this id, or under the first later id with a whole answer; [] if there is none."""
         while (turns := await self._parts.log.find(Turn, [(f"{attempt.id}:0",)])) and not is_whole(turns[0]):
             attempt.again()
@@ -472,7 +474,7 @@ class CallHandlers:
     async def _summarise(
         self,
         asked: CallContext,
-        attempt: Attempt,
+        attempt: CallAttempt,
         capture: Capture,
         chunks: AsyncIterator[Chunk],
         question: EnginePrompt,
@@ -485,7 +487,7 @@ class CallHandlers:
                 answer = self._make_answer(asked, capture, chunks, question, [parser], person, [])
                 await answer.sample(stream=bool(asked.request.stream))
         except EngineFailed as error:
-            raise CompactionUnavailable(f"No summary came about: {error}") from error
+            raise CompactionUnavailable(f"No summary could be sampled: {error}") from error
         choice = capture.choices[0]
         with_calls = self._make_parser(replace(conversation, demand=None), capture.call.turn_ids()[0])
         with_calls.take("".join(choice.text), last=True)
@@ -523,13 +525,15 @@ class CallHandlers:
     async def _repeat(self, asked: CallContext, turns: list[Turn]) -> None:
         request = asked.request
         if isinstance(request, CompletionRequest):
-            told, edits, (_, scrubber, _) = None, None, await self._prompts.scrub_text(asked, request.prompt)
+            conversation, edits, (_, scrubber, _) = None, None, await self._prompts.scrub_text(asked, request.prompt)
         else:
-            told = self._previous[asked.caller.tenant].known(cast("ConversationRequest", request), asked.caller.user)
-            told, scrubber, _ = await self._prompts.scrubbed(asked, told, told.chars)
-            told, edits = await self._prompts.edited(asked.caller.tenant, request, told)
+            conversation = self._previous[asked.caller.tenant].known(
+                cast("ConversationRequest", request), asked.caller.user
+            )
+            conversation, scrubber, _ = await self._prompts.scrubbed(asked, conversation, conversation.chars)
+            conversation, edits = await self._prompts.edited(asked.caller.tenant, request, conversation)
         prompt = Prompt(ids=turns[0].prompt_ids)
-        question = EnginePrompt(prompt=prompt, conversation=told, edits=edits, scrubber=scrubber)
+        question = EnginePrompt(prompt=prompt, conversation=conversation, edits=edits, scrubber=scrubber)
         await self._send(asked, self._stored_capture(turns), replay(turns), question, asked.person)
 
     async def _send(
@@ -602,16 +606,14 @@ class CallHandlers:
     def _call(
         self, asked: CallContext, id: str, episode: str, question: EnginePrompt, failed: Collection[str]
     ) -> tuple[Call, Deal | None]:
-        """Return the call, and Auto's deal if it drew one. Every refusal comes before the draw, so each logged draw belongs to a real
-        call.
-        """
+        """Return the call, and Auto's deal if it drew one. Refusals come before the draw, so that every draw belongs to a call."""
         request, caller, prompt = asked.request, asked.caller, question.prompt
         room = self._context - len(prompt.ids)
-        told = question.conversation
+        conversation = question.conversation
         # the gateway's own summary: the operator's limits apply
-        within = told is not None and told.summarises and not compacts(request)
-        wanted = self._context // LEAST_SHARE if within else request.budget
-        least = least_answer(request, told, self._context)
+        own_summary = conversation is not None and conversation.summarises and not compacts(request)
+        wanted = self._context // LEAST_SHARE if own_summary else request.budget
+        least = least_answer(request, conversation, self._context)
         if room < least:
             raise ContextExceeded(prompt=len(prompt.ids), answer=least, context=self._context, field=asked.route.field)
         placement, deal = asked.placement, None
@@ -620,8 +622,8 @@ class CallHandlers:
         default = asked.route.default_tokens or self._parts.config.default_max_tokens
         if question.purpose is Purpose.COMPACTION:  # a truncated summary would stop the agent
             default = max(default, self._context // LEAST_SHARE)
-        said = request.sampling(min(wanted or default, room))
-        asked_for = constrained(replace(said, stop=()) if within else said, question)
+        requested = request.sampling(min(wanted or default, room))
+        asked_for = constrained(replace(requested, stop=()) if own_summary else requested, question)
         sampling, overridden = override_sampling(asked_for, caller, self._parts.config.sampling)
         check_logged(request, sampling.max_tokens)
         call = Call(

@@ -203,7 +203,7 @@ class KeyReused(BadRequest):
 
 
 @dataclass(slots=True, kw_only=True)
-class Attempt:
+class CallAttempt:
     """One attempt at a call: its id, the turns of an earlier attempt that answered it (if any), and the writes that it has begun."""
 
     base: str
@@ -242,7 +242,7 @@ class IdempotencyKeys:
         self._open: dict[str, asyncio.Future[None]] = {}
 
     @asynccontextmanager
-    async def attempt(self, kind: str, tenant: str, key: str, shape: str, n: int) -> AsyncGenerator[Attempt]:
+    async def attempt(self, kind: str, tenant: str, key: str, shape: str, n: int) -> AsyncGenerator[CallAttempt]:
         """Wait for other calls under the same key, then look for their answer. `shape`: the `body_digest`.
 
         Raises KeyReused, Conflict.
@@ -254,7 +254,7 @@ class IdempotencyKeys:
             await asyncio.shield(self._open[name])
             _claim(bodies, name, shape)  # again, since a call that left nothing has released the key
         ended = self._open[name] = asyncio.get_running_loop().create_future()
-        attempt = Attempt(base=f"{kind}-{name}-{shape}")
+        attempt = CallAttempt(base=f"{kind}-{name}-{shape}")
         try:
             attempt.turns = await self._find(attempt, n)
             yield attempt
@@ -275,7 +275,7 @@ class IdempotencyKeys:
             if len(bodies) > self._remembered:
                 bodies.popitem(last=False)
 
-    async def _find(self, attempt: Attempt, n: int) -> list[Turn]:
+    async def _find(self, attempt: CallAttempt, n: int) -> list[Turn]:
         """Advance `attempt` to the number that was answered and return its turns, or to the first without turns and return []."""
         for _ in range(_MOST_TRIES):
             turns = await self._log.find(Turn, [(f"{attempt.id}:{index}",) for index in range(n)])

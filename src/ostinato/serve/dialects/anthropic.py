@@ -211,8 +211,8 @@ def _read(message: Mapping[str, Any], where: str, omissions: Omissions) -> Itera
 
 def _parts_of(message: Mapping[str, Any], where: str, omissions: Omissions) -> Iterator[Message]:
     """Yield a message's parts in order; empty parts of an assistant are dropped."""
-    said = validate(AnthropicMessage, message, where)
-    role, content, where = Role(said.role), said.content, f"{where}.content"
+    parsed = validate(AnthropicMessage, message, where)
+    role, content, where = Role(parsed.role), parsed.content, f"{where}.content"
     if content is None and role is Role.ASSISTANT:
         return
     if isinstance(content, str):

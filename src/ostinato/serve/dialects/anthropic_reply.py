@@ -50,12 +50,12 @@ class Messages(Writer):
 
     def body(self, answers: Sequence[Whole], counts: Counts, ostinato: Json) -> bytes:
         (answer,) = answers
-        said, compacted = answer.message, self._heading.compacted
-        blocks = [_tool_use(call, _input(call)) for call in said.calls]
-        if said.text or not (blocks or said.reasoning):
-            blocks.insert(0, json_line({"type": "text", "text": said.text}))
-        if said.reasoning:
-            blocks.insert(0, json_line({"type": "thinking", "thinking": said.reasoning, "signature": SIGNATURE}))
+        message, compacted = answer.message, self._heading.compacted
+        blocks = [_tool_use(call, _input(call)) for call in message.calls]
+        if message.text or not (blocks or message.reasoning):
+            blocks.insert(0, json_line({"type": "text", "text": message.text}))
+        if message.reasoning:
+            blocks.insert(0, json_line({"type": "thinking", "thinking": message.reasoning, "signature": SIGNATURE}))
         if compacted is not None:
             blocks.insert(0, json_line(_compaction_block(compacted.block)))
         rest: Json = {**_stop_fields(answer.finish, answer.stop), **self._closing(counts), "ostinato": ostinato}
@@ -77,8 +77,8 @@ class Messages(Writer):
         return "".join(map(self._piece, pieces))
 
     def ending(self, index: int, finish: Finish, stop: str, closing: tuple[Counts, Json] | None) -> str:
-        said = self._blocks > (self._heading.compacted is not None)
-        data = self._close() if said else self._begin("text", '"text":""') + self._close()
+        has_output = self._blocks > (self._heading.compacted is not None)
+        data = self._close() if has_output else self._begin("text", '"text":""') + self._close()
         if closing is None:  # never for the only answer
             return data
         counts, ostinato = closing
@@ -91,12 +91,12 @@ class Messages(Writer):
     def _closing(self, counts: Counts) -> Json:
         """The final fields of an answer: its usage, with the summary's listed separately, and the context edits applied to the prompt."""
         edits, compacted = self._heading.edits, self._heading.compacted
-        told: Json = {} if edits is None else {"context_management": {"applied_edits": edits}}
+        fields: Json = {} if edits is None else {"context_management": {"applied_edits": edits}}
         usage = _usage(counts)
         if compacted is not None:
             parts = [("compaction", compacted.counts), ("message", counts)]
             usage["iterations"] = [{"type": type, **_usage(part)} for type, part in parts if part is not None]
-        return told | {"usage": usage}
+        return fields | {"usage": usage}
 
     # ------------------------------------------------------------ blocks
 
@@ -170,13 +170,13 @@ def _compaction_block(block: CompactionBlock | None) -> Json:
     return {"type": "compaction", "content": block.content, "encrypted_content": block.token}
 
 
-def _compaction_events(told: Json) -> str:
+def _compaction_events(block: Json) -> str:
     """The events of a compaction block, which is sent at once. Streams have no delta for its signature, which therefore stands in the
     block's start, and again as `encrypted_content` in the delta.
     """
-    token = told.get("signature") or told.get("encrypted_content")
-    delta: Json = {"type": "compaction_delta", "content": told["content"], "encrypted_content": token}
-    begun = f'"index":0,"content_block":{json_line(told | {"content": None})}'
+    token = block.get("signature") or block.get("encrypted_content")
+    delta: Json = {"type": "compaction_delta", "content": block["content"], "encrypted_content": token}
+    begun = f'"index":0,"content_block":{json_line(block | {"content": None})}'
     return "".join(
         [
             _event("content_block_start", begun),
@@ -233,12 +233,12 @@ def error_body(error: OstinatoError) -> Json:
     message = str(error)
     if isinstance(error, ContextExceeded):
         message = f"prompt is too long: {error.prompt} tokens > {error.context - error.answer} maximum. {message}"
-    told: Json = {"type": _ERROR_TYPES.get(error.status, other), "message": message}
+    fields: Json = {"type": _ERROR_TYPES.get(error.status, other), "message": message}
     if error.code.startswith("compaction_"):
-        told["details"] = {"error_code": error.code}  # Anthropic's clients choose the exception by it
+        fields["details"] = {"error_code": error.code}  # Anthropic's clients choose the exception by it
     elif isinstance(error, BadRequest) and error.field == "thread":  # this makes clients continue without a thread
-        told["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-    return {"type": "error", "error": told}
+        fields["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return {"type": "error", "error": fields}
 
 
 def _status(error: OstinatoError) -> int:

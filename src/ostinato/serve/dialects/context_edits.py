@@ -125,10 +125,10 @@ def cleared(
     applied = list[Json]()
     for type, clear in ((CLEAR_THINKING, _clear_thinking), (CLEAR_TOOL_USES, _clear_tool_uses)):
         edit = wanted.edit(type)
-        found = None if edit is None else clear(conversation, edit, count, most)
-        if found is not None:
-            conversation, told = found
-            applied.append({"type": type} | told)
+        result = None if edit is None else clear(conversation, edit, count, most)
+        if result is not None:
+            conversation, counts = result
+            applied.append({"type": type} | counts)
     return conversation, applied
 
 

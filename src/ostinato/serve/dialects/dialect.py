@@ -440,12 +440,12 @@ def validate(model: type[_Body], body: Any, where: str = "") -> _Body:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        found, fields = dict[str, str](), [field.alias or name for name, field in model.model_fields.items()]
+        problems, fields = dict[str, str](), [field.alias or name for name, field in model.model_fields.items()]
         for each in error.errors(include_url=False, include_context=False, include_input=False):
             field = _path(each["loc"], where)
-            if field not in found:  # of a union's errors the first
-                found[field] = _describe_error(each, field, fields) if len(found) < MAX_REPORTED_FIELDS else ""
-        raise refusal(found) from None
+            if field not in problems:  # of a union's errors the first
+                problems[field] = _describe_error(each, field, fields) if len(problems) < MAX_REPORTED_FIELDS else ""
+        raise refusal(problems) from None
 
 
 def refusal(wrong: Mapping[str, str], rest: str = "") -> BadRequest:

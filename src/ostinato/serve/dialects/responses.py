@@ -366,13 +366,13 @@ class Responses(Writer):
 
     def body(self, answers: Sequence[Whole], counts: Counts, ostinato: Json) -> bytes:
         (answer,) = answers
-        said = answer.message
+        message = answer.message
         self._items += self._compacted()
-        if said.reasoning:
-            self._items.append(self._written("reasoning", said.reasoning))
-        if said.text or not said.calls:
-            self._items.append(self._written("message", said.text))
-        for call in said.calls:
+        if message.reasoning:
+            self._items.append(self._written("reasoning", message.reasoning))
+        if message.text or not message.calls:
+            self._items.append(self._written("message", message.text))
+        for call in message.calls:
             self._items.append(self._call(call))
         return json_bytes({**self._response(_status(answer.finish), counts), "ostinato": ostinato})
 
@@ -385,8 +385,8 @@ class Responses(Writer):
         return "".join(map(self._piece, pieces))
 
     def ending(self, index: int, finish: Finish, stop: str, closing: tuple[Counts, Json] | None) -> str:
-        said = len(self._items) > len(self._compacted()) or self._open
-        data = "" if said else self._begin("message")
+        has_output = len(self._items) > len(self._compacted()) or self._open
+        data = "" if has_output else self._begin("message")
         data += self._close()
         if closing is None:  # never for the only answer
             return data
@@ -404,10 +404,10 @@ class Responses(Writer):
         """Return the whole stream of a call whose prompt is too long: OpenAI's clients look for this error in the stream, not the
         status.
         """
-        told = _error(error)
-        described: Json = {name: told[name] for name in ("code", "message", "param")}
-        begun = self.opening() + self._event("error", error=told, **described)
-        return begun + self._failed({name: told[name] for name in ("code", "message")})
+        fields = _error(error)
+        described: Json = {name: fields[name] for name in ("code", "message", "param")}
+        begun = self.opening() + self._event("error", error=fields, **described)
+        return begun + self._failed({name: fields[name] for name in ("code", "message")})
 
     def compacted(self, item: Json, counts: Counts, ostinato: Json, *, stream: bool) -> bytes:
         """Return the whole answer that consists of a compaction item, as a body or as a stream."""
@@ -531,7 +531,7 @@ def compaction_answer(
     item = _item(heading, block)
     if isinstance(request, CompactRequest):
         texts = [part.text for part in request.read.parts if part.role is Role.USER and type(part) is Message]
-        said: list[Json] = [
+        echoed: list[Json] = [
             {
                 "id": f"msg_{heading.id}_{place}",
                 "type": "message",
@@ -544,7 +544,7 @@ def compaction_answer(
         head: Json = {"id": heading.id, "object": "response.compaction", "created_at": int(heading.created)}
         # not the messages, which the client has and which may be long
         request.told.setdefault(heading.id, []).append(item)
-        return json_bytes({**head, "output": [*said, item], "usage": _usage(counts), "ostinato": ostinato})
+        return json_bytes({**head, "output": [*echoed, item], "usage": _usage(counts), "ostinato": ostinato})
     return Responses(heading, request.offered, request.repeated, request.told).compacted(
         item, counts, ostinato, stream=bool(request.stream)
     )
@@ -579,14 +579,14 @@ def _usage(counts: Counts) -> Json:
 
 def _error(error: OstinatoError) -> Json:
     """An error in OpenAI's wording for this dialect."""
-    told: Json = openai_error(error)["error"]
+    fields: Json = openai_error(error)["error"]
     if isinstance(error, ContextExceeded):
         needs = f", and the answer needs {error.answer} at least" if error.answer else ""
-        told["message"] = (
+        fields["message"] = (
             "Your input exceeds the context window of this model. Please adjust your input and try again. "
             f"It has {error.size}{needs}; this model's maximum context length is {error.context} tokens."
         )
-    return told
+    return fields
 
 
 def error_body(error: OstinatoError) -> Json:

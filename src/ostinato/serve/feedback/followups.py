@@ -69,8 +69,8 @@ def typed(message: str) -> Typed:
             refused = refused or (not lines and bare.startswith(_OF_A_CALL))
         elif bare:
             lines.append(bare)
-    said = "\n".join(line for line in _prose("\n".join(lines)) if not line.startswith(">"))
-    return Typed(text=said.strip()[:_MOST_CHARS], stopped=stopped, refused=refused, later=later)
+    prose = "\n".join(line for line in _prose("\n".join(lines)) if not line.startswith(">"))
+    return Typed(text=prose.strip()[:_MOST_CHARS], stopped=stopped, refused=refused, later=later)
 
 
 def asked_before(conversation: Conversation, known: int) -> str:
@@ -237,37 +237,37 @@ class FollowUps:
     def _classify(self) -> None:
         asked, self._asked = self._asked, []
         for each in asked:
-            for said in self._signals_of(each):
+            for draft in self._signals_of(each):
                 signal = Signal(
-                    id=said.id,
+                    id=draft.id,
                     tenant=each.tenant,
-                    turn=said.turn,
-                    name=said.name,
+                    turn=draft.turn,
+                    name=draft.name,
                     value=1.0,
-                    source=said.source,
+                    source=draft.source,
                     occurred_at=each.at,
                     received_at=each.at,
-                    comment=said.comment,
+                    comment=draft.comment,
                 )
                 self._queued.append(signal)
-                if self._judge is not None and said.labelled is not None:
-                    self._judge.ask(each.tenant, said.id, said.labelled, partial(self._judged, signal))
+                if self._judge is not None and draft.labelled is not None:
+                    self._judge.ask(each.tenant, draft.id, draft.labelled, partial(self._judged, signal))
 
     def _judged(self, ruled: Signal, kind: NextMessage) -> None:
         """Queue the judge's label for a message. It counts as received now, so a reward whose window has closed ignores it."""
         assert self._judge is not None
         now, decides = self._clock(), self._judge.decides
-        word = replace(
+        judged = replace(
             ruled,
             id=f"{'judge' if decides else 'judged'}-{ruled.id}",
             name=_name(kind) if decides else f"judged_{_name(kind)}",
             received_at=now,
             comment=self._judge.comment(kind),
         )
-        self._queued.append(word)
+        self._queued.append(judged)
         if decides:  # the rules' label counts until now; it is retracted but stays in the log
             self._queued.append(
-                replace(ruled, id=f"{word.id}-r", value=0.0, received_at=now, comment=None, retracts=ruled.id)
+                replace(ruled, id=f"{judged.id}-r", value=0.0, received_at=now, comment=None, retracts=ruled.id)
             )
         self._wait(EVERY_S)
 

@@ -126,37 +126,37 @@ class _Batch:
         if turn is None:
             return
         try:
-            said = reader(event.attributes)
+            verdicts = reader(event.attributes)
         except _Unclear:
             self._unclear += 1
             return
-        for each in said:
+        for each in verdicts:
             signal = self._signal(event, turn, each)
             self._signals[signal.id] = signal
 
     def result(self) -> TelemetrySignals:
         return TelemetrySignals(signals=list(self._signals.values()), unclear=self._unclear)
 
-    def _signal(self, event: Event | TraceSpan, turn: str, said: _Verdict) -> Signal:
+    def _signal(self, event: Event | TraceSpan, turn: str, verdict: _Verdict) -> Signal:
         return Signal(
-            id=_id(event, turn, said),
+            id=_id(event, turn, verdict),
             tenant=self._tenant,
             turn=turn,
-            name=said.name,
-            value=said.value,
-            source=said.source,
+            name=verdict.name,
+            value=verdict.value,
+            source=verdict.source,
             occurred_at=event.time_ns / 1e9 if event.time_ns else self._now,
             received_at=self._now,
-            comment=said.comment,
+            comment=verdict.comment,
         )
 
 
-def _id(event: Event | TraceSpan, turn: str, said: _Verdict) -> str:
+def _id(event: Event | TraceSpan, turn: str, verdict: _Verdict) -> str:
     attributes = event.attributes
     session = [attributes.get(key) for key in (*_SESSIONS, "event.sequence")]
     named = [attributes.get(key) for key in (*_CALL_IDS, *_ANSWER_IDS)]
     place = [event.name, event.time_ns, event.trace_id, event.span_id]
-    content = [turn, said.name, said.value, said.source, said.comment]
+    content = [turn, verdict.name, verdict.value, verdict.source, verdict.comment]
     text = json.dumps([session, named, place, content])
     return f"otlp-{hashlib.sha256(text.encode()).hexdigest()[:40]}"
 
@@ -227,26 +227,26 @@ def _qwen_call(attributes: Attributes) -> Sequence[_Verdict]:
     ok, decision = _boolean(attributes.get("success")), _word(attributes, "decision")
     if ok is None:
         raise _Unclear
-    said: list[_Verdict] = []
+    verdicts: list[_Verdict] = []
     if decision == "modify":
-        said.append(_Verdict(name="tool_modified", source=Source.HUMAN))
+        verdicts.append(_Verdict(name="tool_modified", source=Source.HUMAN))
     elif decision == "auto_accept":  # may be a person's "always" or a configuration
-        said.append(_decided(accepted=True, by_person=False))
+        verdicts.append(_decided(accepted=True, by_person=False))
     elif decision == "accept":
-        said.append(_decided(accepted=True, by_person=True))
+        verdicts.append(_decided(accepted=True, by_person=True))
     # the client also reports "reject" for answers that it does not know, after which the tool runs
     elif decision == "reject" and not ok:
-        said.append(_decided(accepted=False, by_person=True))
+        verdicts.append(_decided(accepted=False, by_person=True))
     if ok or (decision != "reject" and _word(attributes, "status") != "cancelled"):
-        said.append(_ended(ok=ok))
-    return said
+        verdicts.append(_ended(ok=ok))
+    return verdicts
 
 
 def _evaluation(attributes: Attributes) -> Sequence[_Verdict]:
-    told = attributes.get("gen_ai.evaluation.name")
-    if not isinstance(told, str) or len(told) > _MAX_ID:
+    given = attributes.get("gen_ai.evaluation.name")
+    if not isinstance(given, str) or len(given) > _MAX_ID:
         raise _Unclear
-    name = f"eval.{_NOT_IN_NAMES.sub('_', told)}"
+    name = f"eval.{_NOT_IN_NAMES.sub('_', given)}"
     if len(name) > _MAX_NAME or not any(map(str.isalnum, name.removeprefix("eval."))):
         raise _Unclear
     score = attributes.get("gen_ai.evaluation.score.value")
@@ -318,13 +318,13 @@ class Telemetry:
         encoding = _encoding(exchange.headers)
         data = await exchange.data(partial(parts.quotas.count_bytes, tenant))
         reading = partial(read, data, encoding, depth=parts.config.max_depth, values=parts.config.max_values)
-        told = await parts.thread.run(tenant, len(data), reading)
-        parts.quotas.count_events(tenant, max(1, size(told)))
-        hearing = partial(understand, told, tenant=tenant, now=parts.clock())
-        heard = await parts.thread.run(tenant, len(data), hearing)
-        for start in range(0, len(heard.signals), MAX_EVENTS):
-            await self._intake.take(heard.signals[start : start + MAX_EVENTS])
-        await exchange.reply(200, _answer(heard, encoding, answer, rejected), kind=encoding.encode())
+        records = await parts.thread.run(tenant, len(data), reading)
+        parts.quotas.count_events(tenant, max(1, size(records)))
+        convert = partial(understand, records, tenant=tenant, now=parts.clock())
+        result = await parts.thread.run(tenant, len(data), convert)
+        for start in range(0, len(result.signals), MAX_EVENTS):
+            await self._intake.take(result.signals[start : start + MAX_EVENTS])
+        await exchange.reply(200, _answer(result, encoding, answer, rejected), kind=encoding.encode())
 
 
 def _size(spans: Sequence[TraceSpan]) -> int:
@@ -341,11 +341,11 @@ def _encoding(headers: Mapping[bytes, bytes]) -> Encoding:
         ) from None
 
 
-def _answer(heard: TelemetrySignals, encoding: Encoding, answer: Any, rejected: str) -> bytes:
-    if heard.unclear:
-        why = f"{heard.unclear} records of a known kind lack a decision, a result, or a name and finite score."
+def _answer(result: TelemetrySignals, encoding: Encoding, answer: Any, rejected: str) -> bytes:
+    if result.unclear:
+        why = f"{result.unclear} records of a known kind lack a decision, a result, or a name and finite score."
         answer.partial_success.error_message = why
-        setattr(answer.partial_success, rejected, heard.unclear)
+        setattr(answer.partial_success, rejected, result.unclear)
     return json_bytes(MessageToDict(answer)) if encoding is Encoding.JSON else answer.SerializeToString()
 
 

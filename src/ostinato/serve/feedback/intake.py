@@ -132,10 +132,10 @@ class Intake:
             self._metrics.store_error()
             raise
         statuses: list[Status] = []
-        told: set[str] = set()
+        answered: set[str] = set()
         for signal, before in zip(signals, early, strict=True):
-            status = self._status(signal, before, stored, told, late)
-            told.add(signal.id)
+            status = self._status(signal, before, stored, answered, late)
+            answered.add(signal.id)
             foreign = self._tenants.get(signal.turn, signal.tenant) != signal.tenant
             self._metrics.event(signal.tenant, signal.name, status.value, foreign=foreign)
             statuses.append(status)
@@ -194,14 +194,14 @@ class Intake:
         return self._tenants.get(signal.turn) == signal.tenant
 
     def _status(
-        self, signal: Signal, before: Signal, stored: dict[str, Signal], told: set[str], late: set[str]
+        self, signal: Signal, before: Signal, stored: dict[str, Signal], answered: set[str], late: set[str]
     ) -> Status:
         kept = stored.get(signal.id, signal)
         if not self._known(signal):  # must not reveal whether the text of another tenant's turn is stored
             kept, signal, before = (replace(each, comment=None, correction=None) for each in (kept, signal, before))
         if not (_same(kept, signal) or _same(kept, before)):
             return Status.CHANGED
-        if kept.received_at != signal.received_at or signal.id in told:
+        if kept.received_at != signal.received_at or signal.id in answered:
             return Status.REPEATED
         if not self._known(signal):
             return Status.EARLY
@@ -251,10 +251,10 @@ def _refuse_lines(signals: Sequence[Signal], turns: Mapping[str, Turn]) -> None:
 
 def _same(one: Signal, other: Signal) -> bool:
     """True if both have the same content. `occurred_at` is compared only if both senders gave it; otherwise it is the arrival time."""
-    told = one.occurred_at != one.received_at and other.occurred_at != other.received_at
-    at = one.occurred_at if told else 0.0
+    both_given = one.occurred_at != one.received_at and other.occurred_at != other.received_at
+    at = one.occurred_at if both_given else 0.0
     return replace(one, received_at=0.0, occurred_at=at) == replace(
-        other, received_at=0.0, occurred_at=other.occurred_at if told else 0.0
+        other, received_at=0.0, occurred_at=other.occurred_at if both_given else 0.0
     )
 
 

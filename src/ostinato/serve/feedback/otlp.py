@@ -134,8 +134,8 @@ def _check_values(counts: Iterable[int], most: int) -> None:
 
 
 def _event_name(name: str, attributes: Attributes, body: str) -> str:
-    told = attributes.get("event.name")
-    return told if isinstance(told, str) and told else name or body
+    attribute = attributes.get("event.name")
+    return attribute if isinstance(attribute, str) and attribute else name or body
 
 
 # Protobuf

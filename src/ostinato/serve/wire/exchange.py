@@ -268,7 +268,7 @@ async def preflight(methods: Collection[str], origins: Origins, exchange: Exchan
     """Answer a CORS preflight request: a browser asks whether a page may send a request with one of these methods."""
     headers = exchange.headers
     if b"origin" not in headers or b"access-control-request-method" not in headers:
-        raise MethodNotAllowed(f"OPTIONS is for pages that ask before a request; send {' or '.join(methods)}.")
+        raise MethodNotAllowed(f"OPTIONS is for CORS preflight requests; send {' or '.join(methods)}.")
     if not exchange.shared:
         raise CrossSite("Pages of this site may not read the answers; name the page's host in serve.allowed_hosts.")
     await exchange.start(204, origins.preflight(headers, methods))

@@ -111,15 +111,15 @@ class Origins:
     def preflight(headers: Mapping[bytes, bytes], methods: Collection[str]) -> Headers:
         """Return the headers of a preflight response besides `sharing`: these methods, and the headers that the browser asks for."""
         names = headers.get(b"access-control-request-headers", b"")
-        told = [
+        response = [
             (b"access-control-allow-methods", ", ".join(methods).encode()),
             (b"access-control-max-age", _PREFLIGHT_S),
         ]
         if _NAMES.fullmatch(names):
-            told.append((b"access-control-allow-headers", names))
+            response.append((b"access-control-allow-headers", names))
         if b"access-control-request-private-network" in headers:
-            told.append((b"access-control-allow-private-network", b"true"))
-        return told
+            response.append((b"access-control-allow-private-network", b"true"))
+        return response
 
     def _check_host(self, host: bytes) -> None:
         if not self._is_ours(_name(b"//" + host)):

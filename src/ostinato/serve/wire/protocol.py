@@ -29,8 +29,8 @@ def _refusal(status: bytes, why: bytes) -> bytes:
     return b"HTTP/1.1 %b\r\n%b\r\n\r\n%b" % (status, head, why)
 
 
-_TOO_LONG = _refusal(b"431 Request Header Fields Too Large", b"The head of a request holds 64 KiB at most")
-_TOO_SLOW = _refusal(b"408 Request Timeout", b"The head of a request must come within 10 s")
+_TOO_LONG = _refusal(b"431 Request Header Fields Too Large", b"The request line and headers may take at most 64 KiB")
+_TOO_SLOW = _refusal(b"408 Request Timeout", b"The request line and headers must arrive within 10 s")
 
 
 class BoundedHttp(HttpToolsProtocol):
