@@ -95,9 +95,7 @@ class Arms:
         return compared
 
     def styled(self, tenant: str, arm: Arm, loaded: Mapping[str, PolicyVersion]) -> set[PolicyVersion]:
-        """Return the versions for which a style must be approved before this arm's people get it; empty for control, which has no
-        styles.
-        """
+        """Return the versions for which a style must be approved to be dealt to this arm; empty for control, which has no styles."""
         policy, beside = loaded.get(slot_of(tenant, arm)), self.beside(arm, loaded)
         if policy is None or arm in (Arm.CONTROL, Arm.OUTSIDE):
             return set()

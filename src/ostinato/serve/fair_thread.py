@@ -16,9 +16,7 @@ from ostinato.core.fair_share import InTurn
 from ostinato.serve.quotas import QuotaExceeded
 
 AT_ONCE_CHARS = 4_000
-"""Work up to this cost (in characters to tokenise) runs inline: it takes a millisecond or two, less than a hop to a thread on a busy
-machine.
-"""
+"""Work up to this cost (in characters to tokenise) runs inline: 1-2 ms, less than a hop to a thread on a busy machine."""
 PARSED_PER_CHAR = 4
 """Bytes that are parsed or hashed in the time in which one character is tokenised."""
 CHARS_PER_DIGEST = 4
@@ -51,9 +49,7 @@ class FairThread:
         self._thread: threading.Thread | None = None
 
     async def run(self, tenant: str, chars: int, work: Callable[[], _T]) -> _T:
-        """Return the result of `work`, whose cost is that of tokenising `chars` characters. Raises QuotaExceeded, and what `work`
-        raises.
-        """
+        """Return the result of `work`, which costs as much as tokenising `chars` characters. Raises QuotaExceeded, and `work`'s errors."""
         if chars <= AT_ONCE_CHARS:
             return work()
         if self._thread is None:

@@ -95,8 +95,7 @@ class ServerInfo:
         await exchange.reply(200, json_bytes(card))
 
     async def health(self, exchange: Exchange) -> None:
-        """`GET /health`: 200 when calls can be answered, else 503. If keys are configured, model, slots and reason are shown only with a
-        key.
+        """`GET /health`: 200 when calls can be answered, else 503. With keys configured, details (model, slots, reason) need a key.
 
         A tenant does not see the branches of other tenants.
         """
@@ -120,9 +119,7 @@ class ServerInfo:
         await exchange.reply(200 if status == "ready" else 503, json_bytes({"status": status, **details}))
 
     async def metrics_page(self, exchange: Exchange) -> None:
-        """`GET /metrics` in Prometheus' text format. Operators, the metrics key, and a server without keys get all metrics; a tenant gets
-        its own.
-        """
+        """`GET /metrics` in Prometheus' text format: all metrics for operators, the metrics key or without keys, else the tenant's own."""
         keys = self._parts.keys
         tenant = None
         if not keys.may_scrape(exchange.headers):

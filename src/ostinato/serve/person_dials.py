@@ -81,9 +81,7 @@ class PersonDialHandlers:
         await self._reply(exchange, person, view)
 
     def _person(self, exchange: Exchange, who: Principal) -> Person:
-        """Return the person who sent the request, with a verified signature if that is required. Raises BadRequest, NotFound,
-        Unauthorized.
-        """
+        """Return the person who asks; checks the signature if one is required. Raises BadRequest, NotFound, Unauthorized."""
         adaptation = self._parts.adaptation or self._parts.styles
         if adaptation is None:
             raise NotFound(

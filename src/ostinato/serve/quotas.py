@@ -128,9 +128,7 @@ class Quotas:
             account.stored.take(size, now)
 
     def expect_events(self, tenant: str) -> None:
-        """Check that at least one event is within the quota, before the number of events is known. Raises QuotaExceeded; charges
-        nothing.
-        """
+        """Check that at least one event is within the quota, before their number is known; charges nothing. Raises QuotaExceeded."""
         if wait_s := self._tenants[tenant].events.wait(1.0, self._clock()):
             raise self._too_many_events(tenant, wait_s)
 

@@ -66,9 +66,7 @@ _VARIABLES = {"PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV",
 }
 _PREFIXES = ("LC_", "PYTHON")
 _BLOCKED_SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
-"""Signals that the helper blocks, so that the gateway can still finish its calls when they end it. The helper exits when its input
-closes.
-"""
+"""Signals that the helper blocks, so that the gateway can finish its calls first. The helper exits when its input closes."""
 _ABSENT = "the process that reads long requests does not start, so they are read beside the engine and slow it down"
 _LOG = logging.getLogger(__name__)
 _ANSWER, _ITEMS = msgspec.json.Decoder(ReaderAnswer), msgspec.json.Decoder(list[FoundItem | None])

@@ -87,9 +87,7 @@ class SessionCookies:
         return _COOKIE_S
 
     def visitor(self, headers: Mapping[bytes, bytes]) -> Visitor | None:
-        """The visitor by a key in a header, else by the cookie, else an anonymous one if no keys are configured; None if nobody is
-        identified.
-        """
+        """The visitor by a key in a header, else by the cookie; if no keys are configured, an anonymous one; None if unidentified."""
         return self._by_key(headers) or self._by_cookie(headers) or self._anonymous()
 
     def wrong_key(self, headers: Mapping[bytes, bytes]) -> bytes | None:

@@ -127,7 +127,7 @@ class DeadlinePassed(Unavailable):
 
 
 class EngineFailed(OstinatoError):
-    """The engine ended a sample, but not because the policy or a limit of the request did."""
+    """The engine failed to complete a sample."""
 
     status = 500
     code = "engine_error"

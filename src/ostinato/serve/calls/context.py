@@ -376,9 +376,7 @@ class Prompts:
         return int(self._parts.config.compaction_share * self._context)
 
     async def _proven(self, asked: CallContext, conversation: Conversation) -> SummaryTurn | None:
-        """Return the turn that wrote the summary with which a conversation begins, if its signature proves one. Raises
-        CompactionRefused.
-        """
+        """Return the turn that wrote the conversation's initial summary, if its signature proves one. Raises CompactionRefused."""
         block, scope = conversation.block, asked.scope
         if block is None:
             return None
@@ -458,5 +456,5 @@ def _chains_of(
     if sent is not unstyled:
         before, after = system_message_count(unstyled), system_message_count(conversation)
         bare = replace(conversation, messages=(*unstyled.messages[:before], *conversation.messages[after:]))
-        plain = [b""] * (after - before) + chain_of(scope, bare)  # padding, if the style is a message of its own
+        plain = [b""] * (after - before) + chain_of(scope, bare)  # same indices, if the style is a message of its own
     return conversation.chars, chain_of(scope, conversation), origin, plain

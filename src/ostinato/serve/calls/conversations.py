@@ -494,9 +494,7 @@ class Sessions:
     # ------------------------------------------------------------ ids
 
     def _follow(self, entry: _Entry, conversation: Conversation, known: int) -> array[int] | None:
-        """Return the turn's ids plus those of the new messages; None if the client did not see all its ids or its end token is
-        ambiguous.
-        """
+        """Return the turn's ids plus the new messages' ids; None if the client did not see all of them or the end token is ambiguous."""
         if known >= len(conversation.messages) or not entry.known:
             return None
         try:
@@ -507,9 +505,7 @@ class Sessions:
         return None if closing is None else entry.ids + array("i", [*closing, *rest])
 
     def _closing(self, conversation: Conversation, known: int, rest: list[int]) -> list[int] | None:
-        """Return the end token that the template puts between the answer and the ids of `follow_up`; None if it puts anything else
-        there.
-        """
+        """Return the end token that the template puts between the answer and the `follow_up` ids; None if it puts anything else there."""
         if conversation.messages[known - 1].calls:
             return None
         opened = self._renderer.chat(replace(_prefix(conversation, known), continued=True))

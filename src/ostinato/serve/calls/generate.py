@@ -284,9 +284,7 @@ class CallHandlers:
             await asked.exchange.write(overflow(asked.request, heading, error).encode(), last=True)
 
     async def _sample_fitting(self, asked: CallContext, attempt: CallAttempt) -> None:
-        """Sample an answer. If an outside model fails before any output, draw another of Auto's arms; each attempt leaves a turn in the
-        log.
-        """
+        """Sample an answer. If an outside model fails before any output, draw another of Auto's arms; each attempt is logged as a turn."""
         question, failed = await self._prompts.ask(asked), dict[str, OutsideFailed]()
         # the client asked for the summary itself, so it is the whole answer
         if attempt.turns and question.purpose is Purpose.COMPACTION:
@@ -569,7 +567,7 @@ class CallHandlers:
         writer = asked.route.writer(request, heading, self._parts.renderer if request.wants_logprobs else None)
         if question.scrubber is not None:
             writer = question.scrubber.restoring(writer, question.conversation)
-        if request.omitted:  # what the model did not get of the request
+        if request.omitted:  # parts of the request that the model did not get
             headers = [*headers, (b"x-ostinato-omitted", ", ".join(request.omitted).encode())]
         return Answer(
             self._parts,

@@ -148,9 +148,7 @@ class ResponseStore:
         self._items.drop(lambda items: row.covers((row.tenant, items.user)))
 
     def _keep(self, request: ResponsesRequest, id: str, kept: _Kept, told: Sequence[Message]) -> None:
-        """Store an answer that consists of the messages `told`. Its items may not be written yet, so their size is estimated from
-        `told`.
-        """
+        """Store an answer that consists of the messages `told`. Its items may still be unwritten, so their size is taken from `told`."""
         self._kept.put(id, kept, cost=kept.cost)
         items = _Items(kept.user, request.told.setdefault(id, []))
         parts = sum(bool(message.text) + bool(message.reasoning) + len(message.calls) for message in told)

@@ -197,9 +197,7 @@ def _tool_use(call: ToolCall, input: str) -> str:
 
 
 def _input(call: ToolCall) -> str:
-    """Return a call's arguments as the model wrote them; {} if they are not a valid JSON object, so that the tool reports what is
-    missing.
-    """
+    """Return a call's arguments as written; {} if they are not a valid JSON object, so that the tool reports what is missing."""
     try:
         values = json.loads(call.arguments, parse_constant=_reject_constant)
     except (ValueError, RecursionError):

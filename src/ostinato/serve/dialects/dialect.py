@@ -160,9 +160,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compacted:
-    """The compaction summary with which a call began, and its token counts. Both are None if no summary was usable: the prompt is
-    unchanged.
-    """
+    """The compaction summary with which a call began, and its token counts; both None if no summary was usable (prompt unchanged)."""
 
     block: CompactionBlock | None
     counts: Counts | None
@@ -348,18 +346,14 @@ _Body = TypeVar("_Body", bound=BaseModel)
 
 
 def printable(text: str) -> str:
-    """Return a name that is shown to people unchanged. Raises ValueError for characters that could move a terminal's cursor or end a
-    line.
-    """
+    """Return a name for display unchanged. Raises ValueError for characters that could move a terminal's cursor or end a line."""
     if not text.isprintable() and not all(map(_is_allowed, text)):
         raise ValueError("contains a character that is not printable")
     return text
 
 
 def _is_allowed(character: str) -> bool:
-    """True for printable characters, joiners (Persian, emoji) and spaces (Japanese): Python calls the latter two unprintable, but names use
-    them.
-    """
+    """True for printable characters, and for joiners (Persian, emoji) and spaces (Japanese), which Python calls unprintable."""
     return character.isprintable() or character in _JOINERS or category(character) == "Zs"
 
 

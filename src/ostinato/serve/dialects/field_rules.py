@@ -77,9 +77,7 @@ class Fields(BaseModel):
 
 
 def too_wide(body: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return the first field whose list or object is too long to validate ("" for the body itself), and the error; None if there is
-    none.
-    """
+    """Return the first field whose list or object is too long ("" for the body itself), and the error; None if there is none."""
     if len(body) > MAX_ITEMS:
         return "", f"has {len(body)} fields; at most {MAX_ITEMS} are taken"
     for name, value in body.items():

@@ -145,7 +145,7 @@ class LruCache(Generic[_K, _V]):
     Args:
         budget: the most that all values may cost together; 0 disables the cache.
 
-    Example: ``memo = Memo[str, int](10); memo.put("a", 1, cost=4); memo.get("a") == 1``
+    Example: ``cache = LruCache[str, int](10); cache.put("a", 1, cost=4); cache.get("a") == 1``
     """
 
     def __init__(self, budget: int) -> None:

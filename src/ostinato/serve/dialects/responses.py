@@ -401,9 +401,7 @@ class Responses(Writer):
         return begun + self._failed({"code": code, "message": str(error)})
 
     def refused(self, error: ContextExceeded) -> str:
-        """Return the whole stream of a call whose prompt is too long: OpenAI's clients look for this error in the stream, not the
-        status.
-        """
+        """Return the stream of a call whose prompt is too long: OpenAI's clients look for this error in the stream, not the status."""
         fields = _error(error)
         described: Json = {name: fields[name] for name in ("code", "message", "param")}
         begun = self.opening() + self._event("error", error=fields, **described)

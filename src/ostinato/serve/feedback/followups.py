@@ -161,8 +161,8 @@ class _Asked(NamedTuple):
 class FollowUps:
     """Classifies the next messages of conversations, if `serve.next_message` is set.
 
-    Example: ``follow_ups.note("acme", question, Purpose.TASK)`` when a question is asked, ``follow_ups.answered(question, turns, answers)``
-    when its answers were handed over, ``follow_ups.left(question, turn, answer)`` when the client left before the end, and at the end
+    Example: ``follow_ups.note("acme", question, Purpose.TASK)`` when a question arrives, ``follow_ups.answered(question, turns, answers)``
+    when its answers are delivered, ``follow_ups.left(question, turn, answer)`` if the client disconnects before the end, and at shutdown
     ``await follow_ups.close()``
     """
 
@@ -190,9 +190,7 @@ class FollowUps:
             self._wait(EVERY_S)
 
     def answered(self, question: PendingPrompt, turns: Sequence[str], answers: Sequence[Message]) -> None:
-        """Record that a client received these answers in full: a person who asks again was then not content with an answer they could
-        read.
-        """
+        """Record that a client received these answers in full: a person who asks again after that was not content with the answer."""
         if self.on and len(turns) == 1 and answers[0].text.strip() and not answers[0].calls:
             place, answered = _place(question), self._answered.setdefault(question.scope.tenant, OrderedDict())
             answered[place] = (turns[0], self._clock())
@@ -290,9 +288,7 @@ class FollowUps:
             yield _Draft(f"again-{asked.read}", asked.read, "dissatisfied", _comment(NextMessage.RETRY))
 
     def _after_interruption(self, question: PendingPrompt) -> list[_Draft] | None:
-        """Return the signals about an answer that was interrupted before this message; None if there was none, or nothing was said
-        since.
-        """
+        """Return the signals about an answer interrupted before this message; None if there was none, or nothing was said since."""
         messages, episode = question.conversation.messages, question.scope.episode or ""
         left_here = self._left.get(question.scope.tenant, {})
         # questions whose answers were found have been answered since

@@ -37,8 +37,7 @@ class UnsupportedMedia(BadRequest):
 
 
 def unpacking(headers: Mapping[bytes, bytes], limit: int) -> Unpack | None:
-    """Return the function that decompresses a body with these headers (lower-case names) to at most `limit` bytes; None if it is
-    uncompressed.
+    """Return the function that decompresses a body with these headers (lower-case names) to at most `limit` bytes; None: uncompressed.
 
     Raises UnsupportedMedia for an unknown encoding.
     """
