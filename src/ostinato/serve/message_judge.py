@@ -21,7 +21,7 @@ from ostinato.serve.judge_prompt import VERSION, Case, label_in, question
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.outside_models import Breaker, OutsideFailed, OutsideModel, OutsideQuery, key_of
 
-_AT_ONCE = 4  # concurrent calls
+_MAX_CALLS = 4  # concurrent calls
 _WAITING = 256  # queued messages, shared by the tenants that have any
 _KNOWN = 16_384  # ids of messages already accepted, so that a repeated one is not judged twice
 _MINUTE_S = 60.0
@@ -65,7 +65,7 @@ class Judge:
         self._known: OrderedDict[tuple[str, str], None] = OrderedDict()  # (tenant, id)
         self._waiting: InTurn[str, _Waiting] = InTurn()
         self._open: set[asyncio.Task[None]] = set()
-        self._begun: deque[tuple[float, str]] = deque()  # start time and tenant of the last minute's calls
+        self._recent_calls: deque[tuple[float, str]] = deque()  # start time and tenant of the last minute's calls
         self._asked: dict[str, float] = {}  # tenant -> arrival time of its last message
         self._closed = False
 
@@ -122,7 +122,7 @@ class Judge:
         return int.from_bytes(sha256(f"{tenant}\n{id}".encode()).digest()[:8]) < self._config.share * 2**64
 
     def _start_calls(self) -> None:
-        while len(self._open) < _AT_ONCE and not self._closed and (each := self._waiting.next()) is not None:
+        while len(self._open) < _MAX_CALLS and not self._closed and (each := self._waiting.next()) is not None:
             task = asyncio.get_running_loop().create_task(self._label(each))
             self._open.add(task)
             task.add_done_callback(self._ended)
@@ -139,7 +139,7 @@ class Judge:
         if not self._model.available:
             self._metrics.not_judged(each.tenant, "resting")
             return
-        self._begun.append((now, each.tenant))
+        self._recent_calls.append((now, each.tenant))
         try:
             label = label_in(await self._answer(each))
         except OutsideFailed as error:
@@ -156,13 +156,13 @@ class Judge:
 
     def _has_room(self, tenant: str, now: float) -> bool:
         """True if a call for this tenant may begin. Half of a minute's calls are shared; the other half is reserved in equal shares."""
-        while self._begun and now - self._begun[0][0] >= _MINUTE_S:
-            self._begun.popleft()
-        begun = Counter(whose for _, whose in self._begun)
+        while self._recent_calls and now - self._recent_calls[0][0] >= _MINUTE_S:
+            self._recent_calls.popleft()
+        begun = Counter(whose for _, whose in self._recent_calls)
         others = self._others(tenant, now)
         share = self._config.calls_per_minute // (2 * (len(others) + 1))
         kept = sum(max(0, share - begun[whose]) for whose in others)
-        return len(self._begun) + kept < self._config.calls_per_minute
+        return len(self._recent_calls) + kept < self._config.calls_per_minute
 
     def _others(self, tenant: str, now: float) -> list[str]:
         """Return the other tenants that had messages in the last minute."""

@@ -376,11 +376,11 @@ class _Process:
         assert self._process.stdout is not None
         self.pid, self.since = self._process.pid, time.monotonic()
         self.kill = weakref.finalize(owner, self._process.kill)
-        self._asks, self._says = self._process.stdin.fileno(), self._process.stdout.fileno()
-        os.set_blocking(self._asks, False)
+        self._requests, self._replies = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._requests, False)
         word = msgspec.json.encode(hello)
         with contextlib.suppress(BrokenPipeError):  # if it has ended, that is noticed later
-            os.write(self._asks, SIZES.pack(len(word), 0) + word)  # fits into the pipe's buffer
+            os.write(self._requests, SIZES.pack(len(word), 0) + word)  # fits into the pipe's buffer
 
     def ended(self) -> bool:
         """True once the process has ended."""
@@ -396,8 +396,8 @@ class _Process:
     def first_message(self) -> bytes | None:
         """Return the process's first message: None if there is none yet, b"" if the process ended."""
         waiting = select.poll()
-        waiting.register(self._says, select.POLLIN)
-        return os.read(self._says, 1 << 10) if waiting.poll(0) else None
+        waiting.register(self._replies, select.POLLIN)
+        return os.read(self._replies, 1 << 10) if waiting.poll(0) else None
 
     def ask(self, head: bytes, body: bytes, seconds: float) -> tuple[bytes, bytes]:
         """Send a head and a body, and return the answer's. Raises EOFError if the process ends, TimeoutError."""
@@ -405,22 +405,22 @@ class _Process:
         left: list[memoryview] = [memoryview(part) for part in (SIZES.pack(len(head), len(body)) + head, body) if part]
         data, size = bytearray(), SIZES.size
         waiting = select.poll()
-        waiting.register(self._says, select.POLLIN)
-        waiting.register(self._asks, select.POLLOUT)
+        waiting.register(self._replies, select.POLLIN)
+        waiting.register(self._requests, select.POLLOUT)
         while len(data) < size:
             ready = dict(waiting.poll(max(0, int(1000 * (until - time.monotonic())))))
             if not ready:
                 raise TimeoutError
-            if self._asks in ready:
+            if self._requests in ready:
                 try:
-                    left[0] = left[0][os.write(self._asks, left[0]) :]
+                    left[0] = left[0][os.write(self._requests, left[0]) :]
                 except OSError:
                     raise EOFError from None
                 left = left if left[0] else left[1:]
                 if not left:
-                    waiting.unregister(self._asks)
-            if self._says in ready:
-                part = os.read(self._says, 1 << 20)
+                    waiting.unregister(self._requests)
+            if self._replies in ready:
+                part = os.read(self._replies, 1 << 20)
                 if not part:
                     raise EOFError
                 data += part

@@ -354,7 +354,7 @@ class UnmaskingWriter(Writer):
         return self._writer.opening()
 
     def delta(self, index: int, pieces: Sequence[Piece], tokens: Tokens) -> str:
-        return self._writer.delta(index, [told for piece in pieces for told in self._told(index, piece)], tokens)
+        return self._writer.delta(index, [told for piece in pieces for told in self._restored(index, piece)], tokens)
 
     def ending(self, index: int, finish: Finish, stop: str, closing: tuple[Counts, Json] | None) -> str:
         rest = self._rest(index)
@@ -364,7 +364,7 @@ class UnmaskingWriter(Writer):
     def failure(self, error: OstinatoError) -> str:
         return self._writer.failure(error)
 
-    def _told(self, index: int, piece: Piece) -> list[Piece]:
+    def _restored(self, index: int, piece: Piece) -> list[Piece]:
         if piece.call is not None:
             call = replace(piece.call, arguments=unmasked_json(piece.call.arguments, self._values))
             return [*self._rest(index), Piece(call=call)]

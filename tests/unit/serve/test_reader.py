@@ -71,7 +71,7 @@ def ready(reader):
     """The reader, once its helper can be asked."""
     while reader._look() or reader.pid is None:
         assert reader._starting is not None, reader.trouble
-        assert select.select([reader._starting._says], [], [], WHOLE_PROGRAM_S)[0], "it does not start"
+        assert select.select([reader._starting._replies], [], [], WHOLE_PROGRAM_S)[0], "it does not start"
     return reader
 
 
@@ -367,7 +367,7 @@ def test_a_helper_that_is_killed_fails_one_request(start):
 
 def test_whoever_asks_next_gets_no_answer_to_what_was_given_up(start, monkeypatch):
     reader = ready(start())
-    says, read = reader._current._says, os.read
+    says, read = reader._current._replies, os.read
 
     def short(file, size):
         if file == says:
@@ -385,7 +385,7 @@ def test_whoever_asks_next_gets_no_answer_to_what_was_given_up(start, monkeypatc
 def test_an_answer_to_another_request_is_nobodys(start):
     reader, body = ready(start()), long("of acme").encode()
     head = msgspec.json.encode(ReaderJob(name="encode", turn=999))
-    os.write(reader._current._asks, SIZES.pack(len(head), len(body)) + head + body)
+    os.write(reader._current._requests, SIZES.pack(len(head), len(body)) + head + body)
     with pytest.raises(Unavailable):
         reader.encode(long("of globex"))
     assert "belongs to another request" in reader.trouble
@@ -433,7 +433,7 @@ def test_one_that_has_grown_goes_on_until_another_is_ready(start, tmp_path):
     assert reader.encode(long("b")) == list(long("b").encode())
     assert reader.pid == small
     file = release()
-    assert select.select([reader._starting._says], [], [], WHOLE_PROGRAM_S)[0]
+    assert select.select([reader._starting._replies], [], [], WHOLE_PROGRAM_S)[0]
     os.close(file)
     assert reader.encode(long("b")) == list(long("b").encode())
     assert reader.pid != small
@@ -453,7 +453,7 @@ def test_where_none_can_be_started_requests_are_read_here(start):
     while not reader.trouble:
         assert reader.encode(LONG) is None
         if reader._starting is not None:
-            assert select.select([reader._starting._says], [], [], WHOLE_PROGRAM_S)[0]
+            assert select.select([reader._starting._replies], [], [], WHOLE_PROGRAM_S)[0]
     assert "does not start" in reader.trouble
     assert (reader.pid, reader._starting) == (None, None)
 

@@ -214,30 +214,30 @@ class Prompts:
         tenant, previous = asked.caller.tenant, self._previous[asked.caller.tenant]
         ours, request = told is not None, cast("ConversationRequest", request)
         told = previous.conversation(request, asked.caller.user) if told is None else told
-        said = asked.exchange.received
+        size = asked.exchange.received
         if told is not request.conversation:  # it continues a stored answer or begins with a summary
-            said += sum(message.chars for message in told.messages)
+            size += sum(message.chars for message in told.messages)
         rough = CHARS_PER_DIGEST * told.parts
         if not told.hashed:
-            rough += said // PARSED_PER_CHAR + PART_CHARS * told.parts
-        masked, scrubber, secret = await self.scrubbed(asked, for_auto(told) if asked.placement is None else told, said)
+            rough += size // PARSED_PER_CHAR + PART_CHARS * told.parts
+        masked, scrubber, secret = await self.scrubbed(asked, for_auto(told) if asked.placement is None else told, size)
         styled, style, arm = await self._styled(asked, masked, style, ours=ours)
-        rendered = partial(self._rendered, asked, request, rough, summary)
-        found, again = None, None
+        render = partial(self._rendered, asked, request, rough, summary)
+        result, again = None, None
         if styled is not masked:
             with suppress(ContextExceeded):
-                found = await rendered(styled, masked, style)
-        if found is not None and not self._fits(request, *found[:2]):
-            found, again = None, found[0].again
-        if found is None:  # it has no style, or does not fit with it
+                result = await render(styled, masked, style)
+        if result is not None and not self._fits(request, *result[:2]):
+            result, again = None, result[0].again
+        if result is None:  # it has no style, or does not fit with it
             style, arm = (style, arm) if styled is masked else (None, None)
-            found = await rendered(masked, masked, style, again=again)
-        question, prompt, edits = found
+            result = await render(masked, masked, style, again=again)
+        question, prompt, edits = result
         conversation = question.conversation
         purpose = purpose_of(asked.exchange.headers, conversation)
         purpose = Purpose.COMPACTION if conversation.summarises else purpose
         call_token, grammar = await self._form(tenant, conversation)
-        asks = EnginePrompt(
+        engine_prompt = EnginePrompt(
             prompt=prompt,
             purpose=purpose,
             grammar=grammar,
@@ -250,10 +250,10 @@ class Prompts:
             secret=secret,
         )
         if asked.caller.consent is Consent.NEVER:  # nothing may refer to its answer later
-            return asks
+            return engine_prompt
         if not ours:
             self._follow_ups.note(tenant, question, purpose)
-        return self._remembering(tenant, request, question, asks, conversation.block if ours else None)
+        return self._remembering(tenant, request, question, engine_prompt, conversation.block if ours else None)
 
     async def _rendered(
         self,
@@ -293,20 +293,20 @@ class Prompts:
         tenant: str,
         request: ConversationRequest,
         question: PendingPrompt,
-        found: EnginePrompt,
+        engine_prompt: EnginePrompt,
         block: CompactionBlock | None,
     ) -> EnginePrompt:
         """Add the callbacks that keep the answer. `block`: the gateway's own summary with which the prompt begins."""
-        sessions, previous, scrubber = self._sessions[tenant], self._previous[tenant], found.scrubber
+        sessions, previous, scrubber = self._sessions[tenant], self._previous[tenant], engine_prompt.scrubber
 
         def remember(turn: Turn, answer: Message, seen: bool) -> None:
             sessions.remember(question, turn, answer if scrubber is None else scrubber.message(answer), seen=seen)
             if not question.conversation.summarises:
-                said = answer if scrubber is None else unmasked_message(answer, scrubber.values)
-                previous.keep(request, turn, said, block)
+                unmasked = answer if scrubber is None else unmasked_message(answer, scrubber.values)
+                previous.keep(request, turn, unmasked, block)
 
         return replace(
-            found,
+            engine_prompt,
             remember=remember,
             answered=partial(self._follow_ups.answered, question) if self._follow_ups.on else None,
             left=partial(self._follow_ups.left, question) if self._follow_ups.on else None,

@@ -54,24 +54,24 @@ class AnswerParser:
     def take(self, text: str, *, last: bool) -> list[Piece]:
         """Parse new text and return the pieces that it completes. `last`: no text follows."""
         if self._reader is None:
-            return self._told([Piece(text=text)] if text else [])
-        pieces = self._told(self._reader.feed(text) if text else [])
+            return self._accept([Piece(text=text)] if text else [])
+        pieces = self._accept(self._reader.feed(text) if text else [])
         self.over |= self._one_call and bool(self._calls) and self._reader.in_call()
-        return [*pieces, *self._told(self._reader.finish())] if last and not self.over else pieces
+        return [*pieces, *self._accept(self._reader.finish())] if last and not self.over else pieces
 
-    def _told(self, pieces: Sequence[Piece]) -> list[Piece]:
+    def _accept(self, pieces: Sequence[Piece]) -> list[Piece]:
         """Accumulate the pieces up to a call that is not allowed, and return them."""
-        told: list[Piece] = []
+        accepted: list[Piece] = []
         for piece in pieces:
             self.over |= self._one_call and piece.call is not None and bool(self._calls)
             if self.over:
                 break
-            told.append(piece)
+            accepted.append(piece)
             self._text.append(piece.text)
             self._reasoning.append(piece.reasoning)
             if piece.call is not None:
                 self._calls.append(piece.call)
-        return told
+        return accepted
 
     def parsed_calls(self) -> tuple[ParsedCall, ...]:
         """Return the first 256 calls so far with their positions in the text, including malformed ones, which were passed on as text."""

@@ -60,7 +60,7 @@ class ItemCache:
         if not self._keeps:
             if found is None:
                 return tuple(reader(item if written is None else msgspec.json.decode(written), where, omissions))
-            return _told(found, omissions)
+            return _report(found, omissions)
         written = written or _ENCODER.encode(item)
         self._readers.add(reader)
         key = (reader, written)
@@ -72,7 +72,7 @@ class ItemCache:
                 value = msgspec.json.decode(written) if isinstance(item, msgspec.Raw) else item
                 kept = (tuple(reader(value, where, own)), tuple(own.words))
             self._memo.put(key, kept, cost=len(written) + _ENTRY + sum(map(_bytes_of, kept[0])))
-        return _told(kept, omissions)
+        return _report(kept, omissions)
 
     def unknown(self, items: Sequence[Any]) -> int:
         """Return the total bytes of those of these JSON texts that are not in the cache."""
@@ -92,7 +92,7 @@ class ItemCache:
         return found[1]
 
 
-def _told(found: FoundItem, omissions: Omissions) -> Sequence[Message]:
+def _report(found: FoundItem, omissions: Omissions) -> Sequence[Message]:
     for word in found[1]:
         omissions.add(word)
     return found[0]

@@ -384,8 +384,8 @@ class Feedback:
         quotas = self._parts.quotas
         quotas.expect_events(tenant)  # before the body is read
         data = await exchange.body(partial(quotas.count_bytes, tenant))
-        rated = await self._read_elsewhere(tenant, data)
-        if rated is None:
+        parsed = await self._read_elsewhere(tenant, data)
+        if parsed is None:
             body = await exchange.value(data)
             quotas.count_events(tenant, count_events(body))  # before any is parsed
             parse = partial(parse_feedback, body, tenant=tenant, now=self._parts.clock())
@@ -394,9 +394,9 @@ class Feedback:
             )
             listed = isinstance(body, list)
         else:
-            if rated.refused is not None:
-                raise rated.refused
-            signals, listed = rated.signals, rated.listed
+            if parsed.refused is not None:
+                raise parsed.refused
+            signals, listed = parsed.signals, parsed.listed
         if not who.admin:
             _refuse_reserved(signals)
         statuses = await self._intake.take(signals)
@@ -417,12 +417,12 @@ class Feedback:
         quotas.count_events(tenant, most)
         read = partial(reader.feedback, data, tenant, self._parts.clock())
         try:
-            rated = await self._parts.thread.run(tenant, len(data), read)
+            parsed = await self._parts.thread.run(tenant, len(data), read)
         except (BadRequest, QuotaExceeded):  # not JSON, or the queue was full
             quotas.give_back_events(tenant, most)
             raise
-        events = 0 if rated is None else rated.events
+        events = 0 if parsed is None else parsed.events
         if events > most:  # a list may hold values that are no events
             quotas.count_events(tenant, events - most)
         quotas.give_back_events(tenant, max(0, most - events))
-        return rated
+        return parsed
