@@ -89,7 +89,7 @@ def block_message(block: CompactionBlock, *, alone: bool = False) -> BlockMessag
 
 
 def from_last_block(parts: Sequence[Message]) -> tuple[list[Message], CompactionBlock | None]:
-    """Return the last block and the messages from it on. System messages before it stay.
+    """Return the messages from the last block on, with the system messages before it, and the block.
 
     Example: ``from_last_block([user, answer, block_message(block), more]) == ([block_message(block) as a plain message, more], block)``
     """

@@ -120,7 +120,7 @@ def cleared(
         conversation: the messages as the client sent them.
         wanted: the edits.
         count: counts the tokens of a prompt; not called for conversations too short to be edited.
-        most: the trigger in tokens if the client sets none or a larger one.
+        most: the largest effective trigger in tokens; larger ones, and the default, are lowered to it.
     """
     applied = list[Json]()
     for type, clear in ((CLEAR_THINKING, _clear_thinking), (CLEAR_TOOL_USES, _clear_tool_uses)):
