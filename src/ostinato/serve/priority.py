@@ -1,8 +1,8 @@
 """Priority of people over machines: calls of simulated worlds and of the gate wait while people are served too slowly.
 
 The limit on concurrent machine calls is adjusted once a second. It is halved if more than a tenth of people's recent calls waited too long
-for a first token (or have waited too long already), or got the rest too slowly; otherwise it grows by one (AIMD). A call that has begun is never cut
-off; an agent's next call waits.
+for a first token (or have waited too long already), or got the rest too slowly; otherwise it grows by one (AIMD). A call that has begun is
+never cut off; an agent's next call waits.
 
 It also measures the demand for answers, and the wait for the first token in calls that more servers would speed up.
 """
