@@ -27,7 +27,7 @@ from ostinato.serve.calls.caller import ROUTES
 from ostinato.serve.calls.conversations import AnswerParser, ConversationScope, Sessions, chain_of
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.dialects.dialect import Counts, Heading, Tokens, Whole
-from ostinato.serve.dialects.items import ReadItems
+from ostinato.serve.dialects.items import ItemCache
 from ostinato.serve.wire.body import parse_json
 
 SIZES = (3_000, 80_000)
@@ -85,7 +85,7 @@ class Known:
 
     def __init__(self, renderer: HFRenderer) -> None:
         config = ServeConfig()
-        self.items = ReadItems(config.history_bytes)
+        self.items = ItemCache(config.history_bytes)
         self.sessions = Sessions(renderer, budget=10_000_000)
 
 

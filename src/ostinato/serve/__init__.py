@@ -1,1 +1,1 @@
-"""HTTP: gateway, dialects, sessions, capture, arms, metrics."""
+"""The HTTP gateway: API dialects, authentication, quotas, sessions, capture of turns, assignment to arms, feedback and metrics."""

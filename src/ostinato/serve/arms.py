@@ -1,4 +1,4 @@
-"""Which release a user is served: a stable hash of tenant and user against the shares in force. Pure arithmetic."""
+"""Assignment of users to arms: a stable hash of tenant and user, compared with the current shares. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ostinato.core.records import Arm, PolicyVersion
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """A user's arm and the probability with which a random user gets that arm.
+    """A user's arm, and the probability (propensity) with which a random user gets it.
 
     Example: ``Assignment(arm=Arm.LIVE, propensity=0.8)``
     """
@@ -22,21 +22,21 @@ class Assignment:
 
 
 def slot_of(tenant: str, arm: Arm) -> str:
-    """The slot with the weights that answer a tenant's people of an arm."""
+    """Return the slot whose weights answer a tenant's people on this arm."""
     return {Arm.BRANCH: branch_of(tenant), Arm.SHARED: Arm.LIVE.value}.get(arm, arm.value)
 
 
 class Arms:
-    """Deals users to arms.
+    """Assigns users to arms.
 
-    Control takes a fixed share of the users by a hash of tenant and name; those users stay on it. A share `learner` of the others, by a
-    hash of its own, follows training for good and takes part in no comparison. The verified release takes its share of the others by a
-    further hash. The remaining users are dealt by a last hash, salted for the current trial: canary takes its lower end, the previous
-    release its upper end, and live the rest.
+    The control arm takes a fixed share of the users by a hash of tenant and name; those users stay on it. A share `learner` of the
+    others, by a second hash, always follows training and takes part in no comparison. The verified release takes its share of the others
+    by a third hash. The remaining users are assigned by a fourth hash, salted for the current trial: canary takes its lower end, the
+    previous release its upper end, and live the rest.
 
-    The people of a tenant in `branches` take no part in any of this, so that the arms that are compared with each other serve the same
-    tenants. A share `holdout` of those in `trained`, by the hash of control, stays on live as the arm `shared`; so do all while no branch
-    is loaded.
+    The people of a tenant in `branches` take no part in this, so that the arms that are compared serve the same tenants. For tenants in
+    `trained`, a share `holdout` of the people, by the hash of control, stays on live as the arm `shared`; so does everybody while no
+    branch is loaded.
 
     Raises:
         BadConfig: the control share lies outside [0, 1].
@@ -62,15 +62,15 @@ class Arms:
         self._trial_key = self._verified_key = b""
 
     def deal(self, dealing: Dealing | None) -> None:
-        """Set the shares that are in force from now on, or None if there is no trial."""
+        """Set the shares of the current trial; None if there is none."""
         if dealing != self._dealing:
             self._dealing = dealing
             self._trial_key = b"" if dealing is None else dealing_key(dealing.salt)
             self._verified_key = b"" if dealing is None else dealing_key(f"verified {dealing.verified_salt}")
 
     def releases(self, loaded: Mapping[str, PolicyVersion]) -> frozenset[str]:
-        """The loaded slots that hold a release of their own. Canary and previous do only while the ledger deals users of the trial to them
-        and their weights differ from live's: between trials both hold the live weights, and so does canary until the candidate loads.
+        """Return the loaded slots that hold a release of their own. Canary and previous do only while the trial has a share for them and
+        their weights differ from live's: between trials both hold the live weights, and so does canary until the candidate is loaded.
         """
         dealing = self._dealing or Dealing(salt="")
         tried = {Arm.CANARY: dealing.canary > 0.0, Arm.PREVIOUS: dealing.previous > 0.0}
@@ -82,12 +82,12 @@ class Arms:
         )
 
     def compared(self, loaded: Mapping[str, PolicyVersion]) -> frozenset[str]:
-        """The hashes of the weights that a trial compares: live's, and those that people are dealt to beside it; none without a trial."""
+        """Return the hashes of the weights that a trial compares: live's, and those of its other arms; empty without a trial."""
         beside = self.releases(loaded) & {Arm.CANARY, Arm.PREVIOUS}
         return frozenset(loaded[slot].hash for slot in (*beside, Arm.LIVE) if slot in loaded) if beside else frozenset()
 
     def beside(self, arm: Arm, loaded: Mapping[str, PolicyVersion]) -> frozenset[str]:
-        """The hashes of the weights with whose people an arm's are compared, in a trial or for `release.best_arm`, its own included."""
+        """Return the hashes of the weights that this arm's are compared with, in a trial or for `release.best_arm`, including its own."""
         compared, measured = self.compared(loaded), (Arm.LIVE, Arm.VERIFIED)
         dealt = self._dealing is not None and self._dealing.verified > 0.0 and Arm.VERIFIED in loaded
         if dealt and arm in (*measured, Arm.CANARY, Arm.PREVIOUS):
@@ -95,17 +95,17 @@ class Arms:
         return compared
 
     def styled(self, tenant: str, arm: Arm, loaded: Mapping[str, PolicyVersion]) -> set[PolicyVersion]:
-        """The versions that a style must be approved for to be dealt to an arm's people; none for control's, who have no style."""
+        """Return the versions for which a style must be approved to be dealt to this arm; empty for control, which has no styles."""
         policy, beside = loaded.get(slot_of(tenant, arm)), self.beside(arm, loaded)
         if policy is None or arm in (Arm.CONTROL, Arm.OUTSIDE):
             return set()
         return {policy, *(each for each in loaded.values() if each.hash in beside)}
 
     def assign(self, tenant: str, user: str, loaded: Collection[str]) -> Assignment:
-        """The arm of a tenant's user, given the loaded slots. The share of an arm without weights goes to live."""
+        """Return the arm of a tenant's user, given the loaded slots. The share of an arm without weights goes to live."""
         if tenant in self._branches:
             return self._of_branch(tenant, user, loaded)
-        if user == ANONYMOUS:  # many people behind one name: hashing it would move them all together
+        if user == ANONYMOUS:  # many people behind one name, whom a hash would move all together
             return Assignment(arm=Arm.LIVE, propensity=1.0)
         control = self._control if Arm.CONTROL in loaded else 0.0
         if control and place_of(self._key, tenant, user) < control:

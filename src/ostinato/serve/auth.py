@@ -28,7 +28,7 @@ from ostinato.core.errors import BadConfig, Unauthorized
 from ostinato.core.seams import Clock
 from ostinato.serve.config import PrivacyConfig, ServeConfig
 
-if TYPE_CHECKING:  # who looks at a run needs no web server
+if TYPE_CHECKING:  # commands that only inspect a run need no web server
     from starlette.types import Scope
 
 MIN_KEY_CHARS = 16
@@ -39,7 +39,7 @@ _SIGNATURE = re.compile(r"(\d{1,12})\.([0-9a-f]{64})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """The sender of a request. An `admin` may name a weight slot and sees all metrics.
+    """The authenticated sender of a request. An `admin` may name a weight slot and read all metrics.
 
     Example: ``Principal(tenant="acme", admin=False)``
     """
@@ -49,16 +49,16 @@ class Principal:
 
 
 class Keyring:
-    """The configured keys. A key is looked up by a digest that only this process can compute, in the same time however many keys there are.
+    """The configured keys. Keys are looked up by a keyed digest whose secret only this process has, so timing reveals nothing about them.
 
     Args:
-        api_keys: entries "key" or "tenant:key"; empty means that everyone on this machine is let in.
+        api_keys: entries "key" or "tenant:key". Empty: requests are not authenticated.
         admin_keys: the operator's keys.
-        own: how many of `api_keys` come from the configuration itself (the others from the file), for error messages. None: all.
-        metrics_key: reads the metrics and opens nothing else; None: there is none.
+        own: how many of `api_keys` come from the configuration; the rest come from the key file. Used in error messages. None: all.
+        metrics_key: a key that reads the metrics and nothing else; None: there is none.
 
     Raises:
-        BadConfig: a key is shorter than 16 characters, occurs twice, or its tenant's name is malformed.
+        BadConfig: a key is weak (fewer than 16 characters, or than 6 different ones), occurs twice, or its tenant's name is malformed.
     """
 
     def __init__(
@@ -72,43 +72,43 @@ class Keyring:
         self._open = not api_keys
         self._tenants = self._clients(api_keys, own)
         self._known = frozenset({*self._tenants.values(), DEFAULT_TENANT})
-        self._admins = {self._digest(_strong(key.get_secret_value(), "serve.admin_key")) for key in admin_keys}
-        self._scraper = b""
+        self._admins = {self._digest(_checked_key(key.get_secret_value(), "serve.admin_key")) for key in admin_keys}
+        self._metrics_digest = b""
         if metrics_key is not None:
-            self._scraper = self._digest(_strong(metrics_key.get_secret_value(), "serve.metrics_key"))
-            if self._scraper in self._admins:
+            self._metrics_digest = self._digest(_checked_key(metrics_key.get_secret_value(), "serve.metrics_key"))
+            if self._metrics_digest in self._admins:
                 raise BadConfig(
                     "serve.metrics_key equals serve.admin_key; choose another one, which opens nothing else."
                 )
         self._check_apart(self._tenants)
 
     def renew(self, api_keys: Sequence[SecretStr], own: int | None = None) -> frozenset[str]:
-        """Replace the clients' keys from the next request on. Returns the tenants that are new: their keys open nothing before a restart,
-        because what is kept per tenant is made at the start. Raises BadConfig; then nothing has changed.
+        """Replace the clients' keys from the next request on. Return the new tenants: their keys are rejected until a restart, because
+        per-tenant state is created at startup. Raises BadConfig; the keys are then unchanged.
         """
-        found = self._clients(api_keys, own)
-        self._check_apart(found)
-        self._tenants = {digest: tenant for digest, tenant in found.items() if tenant in self._known}
-        return frozenset(found.values()) - self._known
+        clients = self._clients(api_keys, own)
+        self._check_apart(clients)
+        self._tenants = {digest: tenant for digest, tenant in clients.items() if tenant in self._known}
+        return frozenset(clients.values()) - self._known
 
     def _clients(self, api_keys: Sequence[SecretStr], own: int | None) -> dict[bytes, str]:
-        """Digest of each key -> its tenant. Raises BadConfig."""
-        found: dict[bytes, str] = {}
+        """Return {digest of a key: its tenant}. Raises BadConfig."""
+        tenants: dict[bytes, str] = {}
         for number, entry in enumerate(api_keys):
             name = f"serve.api_keys[{number}]"
             if own is not None and number >= own:
                 name = f"serve.api_keys_file, key {number - own + 1}"
             key, tenant = _split(entry.get_secret_value(), name)
             digest = self._digest(key)
-            if digest in found:
+            if digest in tenants:
                 raise BadConfig(f"{name} repeats an earlier key; give each client its own.")
-            found[digest] = tenant
-        return found
+            tenants[digest] = tenant
+        return tenants
 
     def _check_apart(self, clients: Mapping[bytes, str]) -> None:
         if self._admins & clients.keys():
             raise BadConfig("serve.admin_key is also an API key; clients would be operators. Choose another.")
-        if self._scraper in clients:
+        if self._metrics_digest in clients:
             raise BadConfig("serve.metrics_key is also an API key; that client would see all metrics. Choose another.")
 
     @property
@@ -118,12 +118,12 @@ class Keyring:
 
     @property
     def tenants(self) -> frozenset[str]:
-        """Every tenant that a request can belong to, now or later. An admin's own calls belong to the default tenant."""
+        """All tenants that a request can belong to. An operator's own calls belong to the default tenant."""
         return self._known
 
     def identify(self, headers: Mapping[bytes, bytes]) -> Principal:
-        """The sender of a request with these headers (lower-case names). Raises Unauthorized."""
-        digests = [self._digest(key) for key in presented(headers)]
+        """Return the sender of a request with these headers (lower-case names). Raises Unauthorized."""
+        digests = [self._digest(key) for key in presented_keys(headers)]
         admin = any(digest in self._admins for digest in digests)
         tenant = next((self._tenants[digest] for digest in digests if digest in self._tenants), None)
         if tenant is None and not admin and not self.open:
@@ -131,39 +131,39 @@ class Keyring:
         return Principal(tenant=tenant or DEFAULT_TENANT, admin=admin)
 
     def is_admin(self, key: bytes) -> bool:
-        """True for an operator's key."""
+        """True if this is an operator's key."""
         return self._digest(key) in self._admins
 
     def known(self, headers: Mapping[bytes, bytes]) -> Principal | None:
-        """As `identify`; None for a sender who is not let in."""
+        """Return the sender like `identify`, but None instead of raising."""
         try:
             return self.identify(headers)
         except Unauthorized:
             return None
 
     def wrong_key(self, headers: Mapping[bytes, bytes]) -> bytes | None:
-        """The key in these headers if it belongs to nobody; None if there is none, or it is right."""
-        given = presented(headers)
+        """Return the key in these headers if it is invalid; None if there is none or it is valid."""
+        given = presented_keys(headers)
         return given[0] if given and self.known(headers) is None else None
 
     def may_scrape(self, headers: Mapping[bytes, bytes]) -> bool:
-        """True if these headers hold the key for the metrics."""
-        return any(self._digest(key) == self._scraper for key in presented(headers))
+        """True if these headers hold the metrics key."""
+        return any(self._digest(key) == self._metrics_digest for key in presented_keys(headers))
 
     def _digest(self, key: bytes) -> bytes:
         return hashlib.blake2b(key, key=self._mask, digest_size=32).digest()
 
 
 def key_holders(api_keys: Sequence[SecretStr]) -> frozenset[str]:
-    """The tenants that have a key. Raises BadConfig."""
+    """Return the tenants that have a key. Raises BadConfig."""
     return frozenset(_split(key.get_secret_value(), "serve.api_keys")[1] for key in api_keys)
 
 
 def client_keys(api_keys: Sequence[SecretStr], file: Path | None) -> tuple[SecretStr, ...]:
-    """All client keys: those of the configuration, then those of the file, one per line. The file is read again at each call.
+    """Return all client keys: those of the configuration, then those of the file, one per line. Each call reads the file anew.
 
-    Lines that begin with # are comments. Raises BadConfig, whose message holds no key, if the file cannot be read, is accessible to
-    everybody (any permission for others), has a line that is not a key, or holds no key.
+    Lines that begin with # are comments. Raises BadConfig (without showing a key) if the file cannot be read, grants others any permission,
+    has a line that is not a key, or holds no key.
     """
     if file is None:
         return tuple(api_keys)
@@ -188,9 +188,9 @@ def client_keys(api_keys: Sequence[SecretStr], file: Path | None) -> tuple[Secre
 
 
 def _read_keys(file: Path) -> tuple[int, list[str]]:
-    """The file's mode and its lines. Raises BadConfig."""
+    """Return the file's mode and its lines. Raises BadConfig."""
     try:
-        # opening a pipe without a writer would block the start
+        # O_NONBLOCK: opening a pipe without a writer must not block startup
         descriptor = os.open(file.expanduser(), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, encoding="utf-8-sig") as opened:
             status = os.fstat(descriptor)
@@ -209,7 +209,7 @@ def _read_keys(file: Path) -> tuple[int, list[str]]:
 
 
 class UserKeys:
-    """The secrets with which tenants sign the names of their users.
+    """The secrets with which tenants sign their users' names (`X-Ostinato-User-Signature`).
 
     A signature is ``<expires>.<hex>``: Unix seconds, and the HMAC-SHA256 of ``"<expires>.<user>"`` in UTF-8 under the secret.
 
@@ -217,7 +217,7 @@ class UserKeys:
         entries: "secret" or "tenant:secret"; a tenant may have several, so that they can be rotated.
 
     Raises:
-        BadConfig: a secret is shorter than 16 characters or its tenant's name is malformed.
+        BadConfig: a secret is weak (fewer than 16 characters, or than 6 different ones) or its tenant's name is malformed.
     """
 
     def __init__(self, entries: Sequence[SecretStr] = ()) -> None:
@@ -235,12 +235,12 @@ class UserKeys:
             )
         expires, given = parts[1], parts[2].encode()
         message = f"{expires}.{user}".encode()
-        found = False
+        matches = False
         for secret in self._secrets.get(tenant, []):  # no early exit: the time must not reveal which secret matched
-            found |= hmac.compare_digest(hmac.new(secret, message, hashlib.sha256).hexdigest().encode(), given)
-        if not found:
+            matches |= hmac.compare_digest(hmac.new(secret, message, hashlib.sha256).hexdigest().encode(), given)
+        if not matches:
             raise Unauthorized(
-                "X-Ostinato-User-Signature does not fit this user; sign the same name with serve.user_keys."
+                "X-Ostinato-User-Signature does not match this user; sign the same name with a secret of serve.user_keys."
             )
         if now > float(expires):
             raise Unauthorized("X-Ostinato-User-Signature has expired; sign the user again.")
@@ -262,8 +262,10 @@ def check_bind(host: str, api_keys: Sequence[object]) -> None:
 def check_tenants(
     config: ServeConfig, privacy: PrivacyConfig, known: Collection[str], *, adapted: Collection[str] = ()
 ) -> None:
-    """Raise BadConfig if `serve.tenant_quotas`, `serve.sampling`, `serve.branches`, an arm of Auto, the judge, `privacy.tenants` or
-    `adapt.tenants` (`adapted`) names a tenant that no key has: it would be without effect.
+    """Raise BadConfig if a setting names a tenant without a key, where it would have no effect.
+
+    Checked are `serve.tenant_quotas`, `serve.sampling`, `serve.branches`, Auto's arms, the judge, `privacy.tenants` and `adapt.tenants`
+    (`adapted`).
     """
     for field, named in (
         ("serve.tenant_quotas", {*config.tenant_quotas}),
@@ -278,7 +280,7 @@ def check_tenants(
             close = get_close_matches(tenant, sorted(known), n=1, cutoff=0.4)
             near = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(known))}."
             raise BadConfig(
-                f"{field}: no key belongs to a tenant {tenant!r}; {near} Tenants stand before the ':' of their keys."
+                f"{field}: no key belongs to a tenant {tenant!r}; {near} A key names its tenant before the ':'."
             )
 
 
@@ -298,26 +300,26 @@ def is_loopback(host: str) -> bool:
 def _split(entry: str, where: str) -> tuple[bytes, str]:
     tenant, colon, key = entry.partition(":")
     if not colon:
-        return _strong(entry, where), DEFAULT_TENANT
+        return _checked_key(entry, where), DEFAULT_TENANT
     if not _TENANT.fullmatch(tenant):
         raise BadConfig(f"{where}: the tenant before ':' may hold 1-64 letters, digits, '_', '.' and '-'.")
-    return _strong(key, where), tenant
+    return _checked_key(key, where), tenant
 
 
-def _strong(key: str, where: str) -> bytes:
+def _checked_key(key: str, where: str) -> bytes:
     if len(key) < MIN_KEY_CHARS or len(set(key)) < 6:
         raise BadConfig(f"{where} is too weak: use at least {MIN_KEY_CHARS} random characters.")
     return key.encode()
 
 
-def presented(headers: Mapping[bytes, bytes]) -> list[bytes]:
-    """The keys in a request's headers, right or wrong."""
+def presented_keys(headers: Mapping[bytes, bytes]) -> list[bytes]:
+    """Return the keys in a request's headers, valid or not."""
     scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
     bearer = token.strip() if scheme.lower() == b"bearer" else b""
     return [key for key in (bearer, headers.get(b"x-api-key"), headers.get(b"x-ostinato-key")) if key]
 
 
-# ---------------------------------------------------------------- the file of keys
+# ---------------------------------------------------------------- the key file
 
 
 _LOG = logging.getLogger(__name__)
@@ -326,79 +328,82 @@ LOOK_S = 1.0
 _Stamp = tuple[int, ...] | None
 
 Renew = Callable[[Sequence[SecretStr]], frozenset[str]]
-"""Puts keys in the place of the earlier ones; returns the tenants that cannot be served before a restart. Raises BadConfig."""
+"""Replaces the clients' keys; returns the tenants that need a restart. Raises BadConfig."""
 
 
 class KeyFile:
-    """The keys of `serve.api_keys` and of `serve.api_keys_file`. Raises BadConfig as `client_keys`.
+    """The client keys of `serve.api_keys` and `serve.api_keys_file`. Raises BadConfig like `client_keys`.
 
     Example: ``keys = Keyring(KeyFile(config).keys)``
     """
 
     def __init__(self, config: ServeConfig) -> None:
         self._config = config
-        self._read = self._seen = _stamp(config.api_keys_file)  # before the keys are read, so that no change is missed
-        self._refused = ""
+        # taken before the keys are read, so that no change is missed
+        self._read = self._seen = _stamp(config.api_keys_file)
+        self._last_error = ""
         self.keys = client_keys(config.api_keys, config.api_keys_file)
 
     async def watch(self, renew: Renew, look_s: float = LOOK_S) -> NoReturn:
-        """Look at the file every `look_s` seconds until cancelled. A file that cannot be used changes nothing, is told in the log and is
-        read again: what could not be read just now may be a key that was withdrawn.
+        """Poll the file every `look_s` seconds until cancelled, and call `renew` when it has changed.
+
+        An unusable file leaves the keys as they are, is logged, and is tried again: the change may have withdrawn a key.
         """
         while True:
             await asyncio.sleep(look_s)
             stamp = await asyncio.to_thread(_stamp, self._config.api_keys_file)
             settled, self._seen = stamp == self._seen, stamp
-            # whoever is still writing it is left a moment to finish
+            # reload only once the file has stopped changing, so that a writer can finish
             if settled and stamp != self._read and await self._renewed(renew):
                 self._read = stamp
 
     async def _renewed(self, renew: Renew) -> bool:
         try:
             keys = await asyncio.to_thread(client_keys, self._config.api_keys, self._config.api_keys_file)
-            strange = renew(keys)
+            new_tenants = renew(keys)
         except BadConfig as error:
-            if str(error) != self._refused:
-                _LOG.error("the keys stay as they were: %s", error)
-            self._refused = str(error)
+            if str(error) != self._last_error:
+                _LOG.error("the keys stay unchanged: %s", error)
+            self._last_error = str(error)
             return False
-        self._refused = ""
+        self._last_error = ""
         _LOG.info("serve.api_keys_file has changed: %d keys are valid now", len(keys))
-        if strange:
+        if new_tenants:
             _LOG.warning(
-                "the keys of new tenants (%s) are refused until the gateway is restarted", ", ".join(sorted(strange))
+                "the keys of new tenants (%s) are refused until the gateway is restarted",
+                ", ".join(sorted(new_tenants)),
             )
         return True
 
 
 def _stamp(file: Path | None) -> _Stamp:
-    """Changes whenever the file is written, replaced, or given other permissions; None if it cannot be found."""
+    """Return a value that changes when the file is written, replaced or given other permissions; None if the file is missing."""
     if file is None:
         return None
     try:
-        seen = file.expanduser().stat()
+        status = file.expanduser().stat()
     except (OSError, RuntimeError):
         return None
-    return seen.st_mtime_ns, seen.st_size, seen.st_ino, seen.st_mode
+    return status.st_mtime_ns, status.st_size, status.st_ino, status.st_mode
 
 
 # ---------------------------------------------------------------- the audit trail
 
 
-_AGAIN_S = 3600.0
-_MOST = 1024
+_CHOICE_EVERY_S = 3600.0
+_MAX_CHOICES = 1024
 _SLOT = b"x-ostinato-slot"
 
 
 class KeyAudit:
-    """Looks at each answered request. A choice of weights is recorded once an hour for each key, address and slot."""
+    """Writes wrong keys and operators' choices of weights to the audit trail, the latter once an hour per key, address and slot."""
 
     def __init__(self, audit: Audit, keys: Keyring, clock: Clock) -> None:
         self._audit, self._keys, self._clock = audit, keys, clock
         self._chosen: dict[tuple[str, str, str], float] = {}
 
     def answered(self, scope: Scope, headers: Mapping[bytes, bytes], status: int) -> None:
-        """Record the request if it matters. Almost none does, and then this costs two comparisons."""
+        """Record an answered request if it matters. For nearly all requests this costs two comparisons."""
         if status == 401:
             self._wrong(scope, headers)
         elif _SLOT in headers and status < 400:
@@ -418,20 +423,20 @@ class KeyAudit:
 
     def _choice(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
         who = self._keys.known(headers)
-        if who is None or not who.admin:  # None: revoked while the answer was made
+        if who is None or not who.admin:  # None: the key was revoked while the answer was generated
             return
-        key = next((fingerprint(each) for each in presented(headers) if self._keys.is_admin(each)), "")
+        key = next((fingerprint(each) for each in presented_keys(headers) if self._keys.is_admin(each)), "")
         slot, now = headers[_SLOT].decode("latin-1")[:100], self._clock()
         chosen = (key, address_of(scope), slot)
-        if 0.0 <= now - self._chosen.get(chosen, -_AGAIN_S) < _AGAIN_S:
+        if 0.0 <= now - self._chosen.get(chosen, -_CHOICE_EVERY_S) < _CHOICE_EVERY_S:
             return
-        if len(self._chosen) >= _MOST:
+        if len(self._chosen) >= _MAX_CHOICES:
             self._chosen.clear()
         self._chosen[chosen] = now
         self._audit("chose a slot", result="done", key=key, tenant=who.tenant, address=chosen[1], slot=slot)
 
 
 def address_of(scope: Mapping[str, Any]) -> str:
-    """The address that a request came from; behind a proxy, the proxy's."""
+    """Return the address from which a request came; behind a proxy, the proxy's."""
     client = scope.get("client")
     return "" if client is None else str(client[0])

@@ -1,4 +1,4 @@
-"""Which of Auto's arms answers an episode: drawn once, with the odds of that moment, and then kept."""
+"""Which of Auto's arms answers an episode: drawn once, with the probabilities of that moment, and then kept."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ostinato.serve.outside_models import Breaker, OutsideModel, OutsideQuery, k
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deal:
-    """An episode's arm, and the draw to be logged.
+    """An episode's arm, and the draw that is logged with its turns.
 
     Example: ``Deal(arm=AutoArm(name="live", slot="live"), pick=Pick(arm="live", odds={"live": 0.7, "large": 0.3}))``
     """
@@ -28,7 +28,7 @@ class Deal:
 
     @property
     def release(self) -> Arm:
-        """The release that its turns are counted under."""
+        """The arm under which the episode's turns are logged."""
         return Arm.OUTSIDE if self.arm.slot is None else Arm(self.arm.slot)
 
     @property
@@ -38,19 +38,20 @@ class Deal:
 
 
 class Deals:
-    """Auto's arms. An episode keeps its arm until the arm is unavailable; then it is dealt another, and the odds of that draw are logged.
+    """Auto's arms. An episode keeps its arm until that is unavailable; then another is drawn, and that draw's probabilities are logged.
 
-    An unavailable arm (an empty slot, a release whose trial is over, an outside model that fails or is busy, or one that may not answer
-    the tenant) is not among the odds, so the logged odds are those of the actual draw. A call that fails outside counts as that arm's
-    failure, and a replacement is drawn among the other arms.
+    An unavailable arm is not among the odds, so the logged odds are those of the actual draw. An arm is unavailable if its slot is empty,
+    its release's trial is over, its outside model fails or is busy, or it may not answer the tenant. A call that fails outside counts as
+    that arm's failure, and a replacement is drawn among the other arms.
 
     Args:
         config: the arms.
         dealer: draws among the available arms.
-        chance: returns a number in [0, 1) for each draw.
-        keys: the environment that holds the outside models' keys.
+        chance: returns a uniform number in [0, 1) for each draw.
+        keys: the environment variables that hold the outside models' keys; None: `os.environ`.
 
     Raises:
+        BadConfig: a key's variable is not set.
         BadConfig: a key's variable is not set.
     """
 
@@ -90,12 +91,12 @@ class Deals:
             await model.start()
 
     async def close(self) -> None:
-        """Close their connections."""
+        """Close the outside models' connections."""
         for model in self._outside.values():
             await model.close()
 
     def deal(self, tenant: str, episode: str, releases: Collection[str], failed: Collection[str] = frozenset()) -> Deal:
-        """The arm of an episode, given the slots that hold a release and the arms that have already failed to answer this call.
+        """Return an episode's arm, given the slots that hold a release and the arms that have already failed to answer this call.
 
         Raises Unavailable if no arm is available.
         """
@@ -111,11 +112,11 @@ class Deals:
         return Deal(arm=self._arms[pick.arm], pick=pick)
 
     def chunks(self, deal: Deal, asked: OutsideQuery) -> AsyncIterator[Chunk]:
-        """The answer of an outside model."""
+        """Return an outside model's answer."""
         return self._outside[deal.arm.name].chunks(asked)
 
     def restore(self, turn: Turn) -> None:
-        """Remember an episode's arm from a turn in the log."""
+        """Remember an episode's arm from a logged turn."""
         if turn.auto is not None and turn.auto.arm in self._arms:
             self._episodes.put(turn.tenant, turn.episode, Pick(arm=turn.auto.arm, odds=turn.auto.odds))
 

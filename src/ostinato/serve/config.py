@@ -1,6 +1,6 @@
-"""The gateway's part of the configuration, with that of Auto's arms and of the judge of next messages.
+"""The configuration section of the gateway, including Auto's arms and the judge of next messages.
 
-Auto's router decides how the arms' shares change (`release.auto`).
+How the arms' shares change is set in `release.auto`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ostinato.core.records import Consent
 
 
 class PrivacyConfig(BaseModel, frozen=True, extra="forbid"):
-    """What may be done with people's turns. The strictest wish counts: of these settings and of the request.
+    """What may be done with people's turns. The strictest applies: of these settings, the person's choice and the request.
 
     Example: ``PrivacyConfig(train=Consent.YES, tenants={"bank": Consent.NEVER})``
     """
@@ -62,7 +62,7 @@ class PrivacyConfig(BaseModel, frozen=True, extra="forbid"):
         return kinds
 
     def at_most(self, tenant: str) -> Consent:
-        """What may be done with a tenant's turns at most."""
+        """Return the most that may be done with a tenant's turns."""
         return Consent.strictest(self.train, self.tenants.get(tenant, Consent.YES))
 
 
@@ -73,7 +73,7 @@ _NAME = r"^[a-z][a-z0-9_-]{0,31}$"
 
 
 def check_url(url: str, whose: str) -> None:
-    """Raises ValueError if this is not a base URL for an outside model, or if it holds credentials."""
+    """Raise ValueError unless this is a base URL for an outside model, without credentials."""
     parts = urlsplit(url)
     if parts.username or parts.password:
         raise ValueError(f"the url of {whose} holds a password; name a variable in key_env instead")
@@ -82,7 +82,7 @@ def check_url(url: str, whose: str) -> None:
 
 
 class AutoArm(BaseModel, frozen=True, extra="forbid"):
-    """One arm: a slot that is served here, or, with `url` and `model`, an outside model that speaks OpenAI's chat completions.
+    """One arm: either a slot that is served here, or an outside model (`url` and `model`) with OpenAI's chat completions API.
 
     Example: ``AutoArm(name="large", url="https://api.example.com/v1", model="large-2", key_env="LARGE_KEY", answer_price=8.0)``
     """
@@ -137,7 +137,7 @@ class AutoArm(BaseModel, frozen=True, extra="forbid"):
 
 
 class AutoConfig(BaseModel, frozen=True, extra="forbid"):
-    """Auto's arms; without any, there is no model of this name.
+    """Auto's arms. Without any, no model of this name exists.
 
     Example: ``AutoConfig(arms=(AutoArm(name="live", slot="live"), AutoArm(name="large", url=..., model=...)))``
     """
@@ -177,7 +177,7 @@ class AutoConfig(BaseModel, frozen=True, extra="forbid"):
 
 
 class JudgeConfig(BaseModel, frozen=True, extra="forbid"):
-    """A model that labels next messages in addition to the rules; without a `url` there is none.
+    """A model that labels next messages in addition to the rules; without a `url` there is no judge.
 
     Example: ``JudgeConfig(url="https://api.example.com/v1", model="small-2", key_env="JUDGE_KEY", share=0.1)``
     """
@@ -287,7 +287,7 @@ class QuotaConfig(BaseModel, frozen=True, extra="forbid"):
 
 
 SHARED = QuotaConfig(calls_per_s=50.0, burst=200.0, open_samples=64, events_per_s=500.0, mb_per_day=20_000.0)
-"""What each of several tenants may take of a server by default: what a product's people or a team's agents need."""
+"""The default limits of each tenant where several share a server: enough for a product's users or a team's agents."""
 
 
 class SamplingRule(BaseModel, frozen=True, extra="forbid"):

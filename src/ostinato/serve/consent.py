@@ -1,6 +1,6 @@
-"""Consent: what may be done with a turn. The strictest of the operator's settings, the person's recorded choice and the request counts.
+"""Consent: what may be done with a turn. The strictest of the operator's settings, the person's recorded choice and the request applies.
 
-A person's choice is a row of the log. `GET /v1/consent` tells it, `PUT /v1/consent` records it, and it counts until another is made.
+A person's choice is a row in the log. `GET /v1/consent` returns it; `PUT /v1/consent` records it, and it applies until the next one.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 EVERY_S = 1.0
-"""Seconds between two looks at the log: so much later another gateway, or a command, is heard."""
+"""Seconds between two polls of the log: the delay until choices made through another gateway or a command apply here."""
 
 
-def read_level(said: str, field: str) -> Consent:
-    """A level by its name. Raises BadRequest naming the field and the levels."""
+def read_level(name: str, field: str) -> Consent:
+    """Return a consent level by its name. Raises BadRequest naming the field and the levels."""
     try:
-        return Consent(said)
+        return Consent(name)
     except ValueError:
         raise BadRequest(f"{field} takes {', '.join(Consent)}.", field=field) from None
 
 
 def choice_id(person: Person, last: Cursor) -> str:
-    """The id of a person's next choice, given the place of the last (0: none): of two that are recorded at once the log keeps one
-    (optimistic concurrency), and the other is to be decided anew.
+    """Return the id of a person's next choice, given the log position of the last (0: none). Of two choices recorded at once the log keeps
+    one, and the other must be decided again (optimistic concurrency).
 
     Example: ``choice_id(("acme", "ann"), 0)``
     """
@@ -52,26 +52,25 @@ def choice_id(person: Person, last: Cursor) -> str:
 
 
 class ConsentChoices:
-    """People's recorded choices: a fold of the log, which holds those of everybody who ever made one. `forgotten` is called for
-    each row about somebody who was forgotten; a choice outlives that.
+    """People's recorded choices, folded from the log. `forgotten` is called for each row about a forgotten person; their choice remains.
 
     Example: ``choices.of(("acme", "ann")) is Consent.NEVER``
     """
 
     def __init__(self, log: Log, forgotten: Callable[[Forgotten], None] = lambda _: None) -> None:
         self._log, self._forgotten = log, forgotten
-        self._levels: dict[Person, tuple[Consent, Cursor]] = {}  # the newest choice, and its place
+        self._levels: dict[Person, tuple[Consent, Cursor]] = {}  # the newest choice, and its position in the log
         self._cursor: Cursor | None = None
         self._turn = asyncio.Lock()
 
     def of(self, person: Person) -> Consent:
-        """What a person allows. Until the log was read nobody with a name is taken to agree: they are answered, and nothing is kept."""
+        """Return what a person allows. Until the log is read, named people count as refusing: they are answered, and nothing is stored."""
         if self._cursor is None:
             return Consent.YES if person[1] == ANONYMOUS else Consent.NEVER
         return self._levels.get(person, (Consent.YES, 0))[0]
 
     async def refresh(self) -> None:
-        """Take in the log's new rows. Raises StorageFull, Unavailable."""
+        """Fold the log's new rows. Raises StorageFull, Unavailable."""
         async with self._turn:
             newest = await self._log.append()
             async for seq, row in self._log.read(self._cursor or 0, {ConsentGiven, Forgotten}):
@@ -79,12 +78,12 @@ class ConsentChoices:
                     self._levels[row.person] = row.level, seq
                 elif isinstance(row, Forgotten):
                     self._forgotten(row)
-                    await asyncio.sleep(0)  # of many at once, calls are answered in between
+                    await asyncio.sleep(0)  # lets calls be answered between many such rows
             self._cursor = newest
 
     async def add(self, person: Person, level: Consent, at: float) -> bool:
-        """Record a choice that follows the last one known here. False, and nothing is recorded, if another one came just then, which this
-        one may have to be checked against. Raises StorageFull, Unavailable.
+        """Record a choice that follows the last one known here. Return False, with nothing recorded, if another choice was recorded
+        meanwhile: this one may have to be checked against that. Raises StorageFull, Unavailable.
         """
         id = choice_id(person, self._levels.get(person, (Consent.YES, 0))[1])
         row = ConsentGiven(id=id, tenant=person[0], user=person[1], level=level, at=at)
@@ -93,16 +92,16 @@ class ConsentChoices:
         return await self._log.find(ConsentGiven, [(id,)]) == [row]
 
     async def follow(self) -> None:
-        """Look at the log for ever."""
-        told = ""
+        """Poll the log until cancelled."""
+        last_error = ""
         while True:
             try:
                 await self.refresh()
-                told = ""
-            except Exception as error:  # noqa: BLE001 (whatever it was, the next look may succeed, and nobody else looks)
-                if told != repr(error):
-                    _LOG.warning("What people allow cannot be read again: %r", error)
-                told = repr(error)
+                last_error = ""
+            except Exception as error:  # noqa: BLE001 (the next poll may succeed, and nothing else polls)
+                if last_error != repr(error):
+                    _LOG.warning("People's consent choices cannot be read from the log: %r", error)
+                last_error = repr(error)
             await asyncio.sleep(EVERY_S)
 
 
@@ -113,15 +112,15 @@ class _Wish(BaseModel):
 
 
 class ConsentHandlers:
-    """The handlers of `/v1/consent`. Within a tenant anybody with its key may record a stricter choice of a user; a looser one needs the
-    user's signature (`serve.user_keys`) or an operator's key.
+    """Handlers of `/v1/consent`. Anybody with the tenant's key may record a stricter choice for a user; a looser one needs the user's
+    signature (`serve.user_keys`) or an operator's key.
     """
 
     def __init__(self, parts: Parts, choices: ConsentChoices) -> None:
         self._parts, self._choices = parts, choices
 
     async def tell(self, exchange: Exchange) -> None:
-        """`GET /v1/consent`: the choice of the user that X-Ostinato-User names."""
+        """`GET /v1/consent`: return the choice of the user named in X-Ostinato-User."""
         who = self._parts.keys.identify(exchange.headers)
         self._parts.quotas.count_call(who.tenant)
         person = (who.tenant, named_user(exchange.text("X-Ostinato-User"), "X-Ostinato-User"))
@@ -130,7 +129,7 @@ class ConsentHandlers:
         await self._reply(exchange, person)
 
     async def record(self, exchange: Exchange) -> None:
-        """`PUT /v1/consent`: record a user's choice; it is durable when this is answered. Raises BadRequest, Unauthorized, Unavailable."""
+        """`PUT /v1/consent`: record a user's choice, durable when answered. Raises BadRequest, Unauthorized, Unavailable."""
         parts, who = self._parts, self._parts.keys.identify(exchange.headers)
         parts.quotas.expect_events(who.tenant)  # before the body is read
         wish = validate(_Wish, await exchange.json(partial(parts.quotas.count_bytes, who.tenant)))
@@ -146,7 +145,7 @@ class ConsentHandlers:
         await self._reply(exchange, person)
 
     def _check(self, exchange: Exchange, who: Principal, user: str) -> None:
-        """Raise Unauthorized unless the user or an operator takes a refusal back."""
+        """Raise Unauthorized unless the user (by signature) or an operator loosens the choice."""
         if who.admin:
             return
         signature = exchange.text("X-Ostinato-User-Signature")
@@ -164,7 +163,7 @@ class ConsentHandlers:
 
 
 def named_user(user: str | None, field: str) -> str:
-    """A user's name. Raises BadRequest where none is given, or nobody's."""
+    """Return the user's name. Raises BadRequest if it is missing or anonymous."""
     if not user or user == ANONYMOUS:
         raise BadRequest(f"{field} must name the user whose choice it is.", field=field)
     return user

@@ -1,6 +1,6 @@
-"""Runs what grows with a request: short work inline, long work on a thread, round-robin over the tenants, with a bounded queue for each.
+"""Runs work whose cost grows with a request: short work inline, long work on one thread, round-robin over the tenants with bounded queues.
 
-So a long request delays other long ones of its tenant, and no stream.
+A long request thus delays other long requests, mainly its own tenant's, but no stream.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ostinato.core.fair_share import InTurn
 from ostinato.serve.quotas import QuotaExceeded
 
 AT_ONCE_CHARS = 4_000
-"""Are tokenised in a millisecond or two, less than a round trip to a thread takes on a busy machine."""
-PER_PARSED = 4
-"""Bytes that are parsed or hashed in the time that a tokenizer takes for one."""
-PER_HASHED = 4
-"""Characters that a tokenizer takes in the time in which one message's digest is hashed with those before it."""
+"""Work up to this cost (in characters to tokenise) runs inline: 1-2 ms, less than a hop to a thread on a busy machine."""
+PARSED_PER_CHAR = 4
+"""Bytes that are parsed or hashed in the time in which one character is tokenised."""
+CHARS_PER_DIGEST = 4
+"""Characters that are tokenised in the time in which one message is added to a hash chain."""
 LONG = AT_ONCE_CHARS + 1
 MOST_WAITING = 64
 
@@ -34,9 +34,9 @@ class _Work(NamedTuple):
 
 
 class FairThread:
-    """Runs tenants' work. Use it on one event loop only; `close` it when done.
+    """Runs tenants' work on its thread. Use it from one event loop only; `close` it when done.
 
-    Its thread takes the next work by itself: a hand-over through the event loop costs as much as reading a short request.
+    The thread takes the next work by itself, because a hand-over through the event loop would cost as much as parsing a short request.
 
     Example: ``prompt = await thread.run("acme", chars, lambda: sessions.render(question))``
     """
@@ -45,16 +45,16 @@ class FairThread:
         self._waiting: InTurn[str, _Work] = InTurn()
         self._lock = threading.Lock()
         self._busy = False
-        self._first: SimpleQueue[_Work | None] = SimpleQueue()  # what an idle thread begins with; None: it ends
+        self._first: SimpleQueue[_Work | None] = SimpleQueue()  # wakes an idle thread; None ends it
         self._thread: threading.Thread | None = None
 
     async def run(self, tenant: str, chars: int, work: Callable[[], _T]) -> _T:
-        """The result of `work`, which takes as long as tokenising `chars` characters. Raises whatever `work` raises, and QuotaExceeded."""
+        """Return the result of `work`, which costs as much as tokenising `chars` characters. Raises QuotaExceeded, and `work`'s errors."""
         if chars <= AT_ONCE_CHARS:
             return work()
         if self._thread is None:
             thread = threading.Thread(target=self._serve, name="requests", daemon=True)
-            thread.start()  # where the machine has no thread left, nothing is queued, and the next call tries again
+            thread.start()  # if the machine cannot start one, nothing is queued, and the next call tries again
             self._thread = thread
         loop = asyncio.get_running_loop()
         done: asyncio.Future[_T] = loop.create_future()
@@ -74,7 +74,7 @@ class FairThread:
         return await done
 
     def close(self) -> None:
-        """End the thread once its current work is done; what waits is cancelled."""
+        """End the thread after its current work; queued work is cancelled."""
         with self._lock:
             while (work := self._waiting.next()) is not None:
                 work.done.cancel()
@@ -83,7 +83,7 @@ class FairThread:
     def _serve(self) -> None:
         while (work := self._first.get()) is not None:
             while work is not None:
-                if not work.done.done():  # its caller may have gone
+                if not work.done.done():  # else its caller is gone
                     self._do(work)
                 with self._lock:
                     work = self._waiting.next()
@@ -94,9 +94,9 @@ class FairThread:
         result, failure = None, None
         try:
             result = work.do()
-        except BaseException as error:  # noqa: BLE001 (it is raised again where the work came from)
+        except BaseException as error:  # noqa: BLE001 (it is raised in the caller)
             failure = error
-        with suppress(RuntimeError):  # the loop has ended, and everybody who waits with it
+        with suppress(RuntimeError):  # the loop is closed, and with it every caller
             work.loop.call_soon_threadsafe(_settle, work.done, result, failure)
 
 

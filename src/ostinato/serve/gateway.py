@@ -1,4 +1,5 @@
-"""The gateway: OpenAI-compatible HTTP in front of an engine. Captures every call, takes feedback and deals users to arms.
+"""The gateway: an OpenAI- and Anthropic-compatible HTTP server in front of an engine. It captures every call, takes feedback and assigns
+users to arms.
 
 This module builds the parts and maps paths to handlers: model calls are in `calls/`, feedback in `feedback/`, HTTP in `wire/`.
 """
@@ -45,28 +46,36 @@ from ostinato.serve.person_dials import PersonDialHandlers
 from ostinato.serve.quotas import in_force
 from ostinato.serve.reader import RequestReader
 from ostinato.serve.scrub import open_scrubbing
-from ostinato.serve.session_cookies import OwnNameOnly, SessionCookies
-from ostinato.serve.wire.exchange import Endpoint, Exchange, Handler, in_session, on_http_exception, preflight, tidied
+from ostinato.serve.session_cookies import OriginCheckedRoute, SessionCookies
+from ostinato.serve.wire.exchange import (
+    Endpoint,
+    Exchange,
+    Handler,
+    normalised_path,
+    on_http_exception,
+    preflight,
+    strip_session,
+)
 from ostinato.serve.wire.origins import Origins
 
 # ---------------------------------------------------------------- health, models, metrics
 
 
-# vLLM's, OpenRouter's, Groq's, Mistral's and Anthropic's
-_CONTEXT_NAMES = ("max_model_len", "context_length", "context_window", "max_context_length", "max_input_tokens")
-_PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
+# the names of the field in vLLM, OpenRouter, Groq, Mistral and Anthropic
+_CONTEXT_FIELDS = ("max_model_len", "context_length", "context_window", "max_context_length", "max_input_tokens")
+_PROMETHEUS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 class ServerInfo:
-    """The handlers of the read-only routes."""
+    """Handlers of the read-only routes: models, health and metrics."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         names = [parts.model] + ([] if parts.deals is None else [parts.deals.name])
         engine = parts.engine.capabilities()
         context = min(parts.renderer.context, engine.context)
-        abilities = _abilities(forms=engine.follows_grammars)
-        self._cards = {name: _card(name, parts.clock(), context) | {"capabilities": abilities} for name in names}
+        capabilities = _capabilities(forms=engine.follows_grammars)
+        self._cards = {name: _card(name, parts.clock(), context) | {"capabilities": capabilities} for name in names}
 
     async def models(self, exchange: Exchange) -> None:
         """`GET /v1/models`."""
@@ -86,9 +95,9 @@ class ServerInfo:
         await exchange.reply(200, json_bytes(card))
 
     async def health(self, exchange: Exchange) -> None:
-        """`GET /health`: 200 when calls can be answered, else 503. The model, the slots and the reason need a key, if there are any.
+        """`GET /health`: 200 when calls can be answered, else 503. With keys configured, details (model, slots, reason) need a key.
 
-        A tenant is not told of other tenants' branches.
+        A tenant does not see the branches of other tenants.
         """
         loaded = self._parts.engine.slots()
         who = self._parts.keys.known(exchange.headers)
@@ -106,13 +115,11 @@ class ServerInfo:
             body["reason"] = (
                 f"The log accepted no write ({failure}), so no call can be answered; the server's output says why."
             )
-        told = body if who is not None else {}
-        await exchange.reply(200 if status == "ready" else 503, json_bytes({"status": status, **told}))
+        details = body if who is not None else {}
+        await exchange.reply(200 if status == "ready" else 503, json_bytes({"status": status, **details}))
 
-    async def numbers(self, exchange: Exchange) -> None:
-        """`GET /metrics`, for Prometheus: all metrics for an operator, with the metrics key, or if no keys are configured; else only the
-        tenant's own.
-        """
+    async def metrics_page(self, exchange: Exchange) -> None:
+        """`GET /metrics` in Prometheus' text format: all metrics for operators, the metrics key or without keys, else the tenant's own."""
         keys = self._parts.keys
         tenant = None
         if not keys.may_scrape(exchange.headers):
@@ -121,11 +128,11 @@ class ServerInfo:
         if tenant is not None:
             self._parts.quotas.count_scrape(tenant)
         page = self._parts.metrics.page(tenant)
-        await exchange.reply(200, page, kind=_PROMETHEUS)
+        await exchange.reply(200, page, kind=_PROMETHEUS_TYPE)
 
 
 def _card(name: str, made: float, context: int) -> dict[str, Any]:
-    """A model as the model lists of OpenAI and Anthropic describe it, and under the other names by which agents look for its context."""
+    """A model as OpenAI's and Anthropic's model lists describe it, with its context length under every name that agents look for."""
     return {
         "id": name,
         "object": "model",
@@ -137,12 +144,12 @@ def _card(name: str, made: float, context: int) -> dict[str, Any]:
         "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
         "lifecycle": "active",
         "max_tokens": context,
-        **dict.fromkeys(_CONTEXT_NAMES, context),
+        **dict.fromkeys(_CONTEXT_FIELDS, context),
     }
 
 
-def _abilities(*, forms: bool) -> dict[str, Any]:
-    """What the model can do, as Anthropic's model list describes it. `forms`: answers can be held to a JSON schema."""
+def _capabilities(*, forms: bool) -> dict[str, Any]:
+    """The model's capabilities, as in Anthropic's model list. `forms`: answers can be constrained to a JSON schema."""
     no, yes = {"supported": False}, {"supported": True}
     edits = dict.fromkeys(("clear_thinking_20251015", "clear_tool_uses_20250919", "compact_20260112"), yes)
     return {
@@ -165,11 +172,11 @@ COUNT_PATH = "/v1/messages/count_tokens"
 SCORE_PATH = "/v1/worlds/score"
 
 Page = Callable[[Visitors], Sequence[BaseRoute]]
-"""Makes the routes of the page, given the gateway's `Visitors`, which identify the page's visitors."""
+"""Makes the routes of the web page, given the `Visitors` that identify who is looking at it."""
 
 
-Watched = Callable[[], Coroutine[None, None, None]]
-"""Runs beside the requests until it is cancelled."""
+BackgroundTask = Callable[[], Coroutine[None, None, None]]
+"""A background task that runs beside the requests until it is cancelled."""
 
 
 def create_app(
@@ -191,28 +198,28 @@ def create_app(
     trained: Collection[str] = (),
     reader: RequestReader | None = None,
 ) -> GatewayApp:
-    """The gateway as an ASGI app. `app.state.metrics.swapped` takes swaps; `app.state.waits` measures how long people wait.
+    """Build the gateway as an ASGI app. Report weight swaps to `app.state.metrics.swapped`; `app.state.waits` measures people's waits.
 
     Args:
-        engine: makes tokens; started and stopped by the caller.
-        renderer: messages <-> ids of the same model.
+        engine: samples tokens; started and stopped by the caller.
+        renderer: converts messages to token ids and back, for the same model.
         log: stores turns and signals; opened and closed by the caller.
         config: limits, keys, arms.
         clock: Unix seconds.
         model_name: the name that clients send as `model`.
         admin_keys: operators' keys besides `config.admin_key`.
-        dealer: draws among the arms of `config.auto`; needed if there are any.
-        page: makes the routes of the page, behind the same keys and origin checks; None if there is no page.
-        room: the free bytes on the log's disk; None if that is not known.
-        adaptation: leans people's answers; started and closed with the app.
-        styles: deals people's conversations styles; likewise.
-        audit: records wrong keys, and weights that an operator's key chose.
+        dealer: draws among the arms of `config.auto`; required if there are any.
+        page: makes the routes of the web page, which get the same key and origin checks; None: no page.
+        room: returns the free bytes on the log's disk; None if that is unknown.
+        adaptation: personalises answers (steering); started and closed with the app.
+        styles: assigns styles to people's conversations; started and closed with the app.
+        audit: records wrong keys, and weights chosen with an operator's key.
         privacy: what may be done with people's turns; None: everything that a request does not refuse.
-        reader: reads long requests in another process; closed with the app. None: they are read here.
-        trained: the tenants of `config.branches` whose branches are trained, beside whom a share of their users stays on live.
+        trained: the tenants of `config.branches` whose branches are trained; a share of their users stays on live as a holdout.
+        reader: parses long requests in another process; closed with the app. None: they are parsed in this process.
     Raises BadConfig: unusable keys, a tenant without one, a bad control share, Auto without key or dealer, or under the model's name.
     """
-    keys, visits, watched, operators = _authentication(config, privacy := privacy or PrivacyConfig(), admin_keys, clock)
+    keys, visits, task, operators = _authentication(config, privacy := privacy or PrivacyConfig(), admin_keys, clock)
     parts = Parts(
         engine=engine,
         renderer=renderer,
@@ -221,23 +228,23 @@ def create_app(
         clock=clock,
         model=model_name,
         keys=keys,
-        blocks=BlockSigner(operators or [secrets.token_hex(32)], model_name),  # without a key they end with the process
+        blocks=BlockSigner(operators or [secrets.token_hex(32)], model_name),  # without a key, for this process only
         privacy=privacy,
         room=room,
         deals=_deals(config, model_name, dealer),
         adaptation=adaptation,
         styles=styles,
-        scrubbing=open_scrubbing(privacy, operators[0] if operators else ""),  # all gateways of a run have the key
+        scrubbing=open_scrubbing(privacy, operators[0] if operators else ""),  # the same key in all gateways of a run
         trained=trained,
         reader=reader,
     )
-    return GatewayApp(parts, () if page is None else page(visits), watched, audit)
+    return GatewayApp(parts, () if page is None else page(visits), task, audit)
 
 
 def _authentication(
     config: ServeConfig, privacy: PrivacyConfig, admin_keys: Sequence[SecretStr], clock: Clock
-) -> tuple[Keyring, SessionCookies, Watched | None, list[str]]:
-    """The keys, the page's visitors, what keeps both as the file of keys says, if there is one, and the operators' keys."""
+) -> tuple[Keyring, SessionCookies, BackgroundTask | None, list[str]]:
+    """The keys, the page's visitors, the task that updates both from the key file (None without one), and the operators' keys."""
     admins = [*([] if config.admin_key is None else [config.admin_key]), *admin_keys]
     file = KeyFile(config)
     keys = Keyring(file.keys, admins, len(config.api_keys), config.metrics_key)
@@ -246,37 +253,37 @@ def _authentication(
     visits = SessionCookies(keys, file.keys, admins, clock, secure=config.secure_cookie)
 
     def renew(clients: Sequence[SecretStr]) -> frozenset[str]:
-        strange = keys.renew(clients, len(config.api_keys))
+        new_tenants = keys.renew(clients, len(config.api_keys))
         visits.renew(clients)
-        return strange
+        return new_tenants
 
-    watched = None if config.api_keys_file is None else partial(file.watch, renew)
-    return keys, visits, watched, [key.get_secret_value() for key in admins]
+    background = None if config.api_keys_file is None else partial(file.watch, renew)
+    return keys, visits, background, [key.get_secret_value() for key in admins]
 
 
 def _deals(config: ServeConfig, model_name: str, dealer: Dealer | None) -> Deals | None:
     if not config.auto.arms:
         return None
     if dealer is None:
-        raise BadConfig("serve.auto has arms, and nobody draws among them; pass a dealer to create_app")
+        raise BadConfig("serve.auto has arms, but no dealer draws among them; pass a dealer to create_app")
     if config.auto.name == model_name:
         raise BadConfig(f"serve.auto.name {model_name!r} is the served model's own; give Auto another name")
     return Deals(config.auto, dealer)
 
 
 class GatewayApp(Starlette):
-    """A Starlette app whose plain paths bypass its middleware and routing: each endpoint answers every error itself."""
+    """A Starlette app whose own endpoints bypass middleware and routing: each endpoint turns every error into a response itself."""
 
     def __init__(
         self,
         parts: Parts,
         pages: Sequence[BaseRoute] = (),
-        watched: Watched | None = None,
+        background: BackgroundTask | None = None,
         audit: Audit = unaudited,
     ) -> None:
         self._parts = parts
         self._audit = KeyAudit(audit, parts.keys, parts.clock)
-        self._watched = watched
+        self._background = background
         self._origins = Origins(checked=parts.keys.open, allowed=parts.config.allowed_hosts)
         self._intake = Intake(parts)
         self._judge = Judge(parts.config.judge, parts.metrics) if parts.config.judge.url else None
@@ -289,7 +296,7 @@ class GatewayApp(Starlette):
         super().__init__(
             routes=[
                 *(Route(path, endpoint, methods=[method]) for (method, path), endpoint in self._endpoints.items()),
-                *(OwnNameOnly(route, self._origins) for route in pages),
+                *(OriginCheckedRoute(route, self._origins) for route in pages),
             ],
             exception_handlers={HTTPException: partial(on_http_exception, self._origins)},
             lifespan=self._life,
@@ -298,15 +305,15 @@ class GatewayApp(Starlette):
         self.state.waits = parts.people.waits
 
     def deal(self, dealing: Dealing | None) -> None:
-        """Deal users to the arms of a trial from now on, or end the dealing if None."""
+        """Assign users to the arms of a trial from now on; None ends the trial."""
         self._parts.arms.deal(dealing)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            scope = in_session(scope)
+            scope = strip_session(scope)
             endpoint = self._endpoints.get((scope["method"], scope["path"]))
             if endpoint is None:
-                scope = tidied(scope)
+                scope = normalised_path(scope)
                 endpoint = self._endpoints.get((scope["method"], scope["path"]))
             if endpoint is not None:
                 await endpoint(scope, receive, send)
@@ -331,7 +338,7 @@ class GatewayApp(Starlette):
             ("GET", "/v1/models"): about.models,
             ("GET", "/v1/models/{model:path}"): about.model,
             ("GET", "/health"): about.health,
-            ("GET", "/metrics"): about.numbers,
+            ("GET", "/metrics"): about.metrics_page,
         }
         errors = {("POST", route.path): route.errors for route in ROUTES} | {
             ("POST", COUNT_PATH): anthropic_reply.ERRORS
@@ -356,7 +363,7 @@ class GatewayApp(Starlette):
 
     @asynccontextmanager
     async def _life(self, app: Any) -> AsyncGenerator[None]:
-        """Restore past sessions at the start and finish writes at the end. A log that hangs or cannot be read blocks neither."""
+        """Restore past sessions at startup and finish writes at shutdown. A log that hangs or cannot be read blocks neither."""
         longest_s = self._parts.config.store_timeout_s
         try:
             async with asyncio.timeout(longest_s):
@@ -368,16 +375,16 @@ class GatewayApp(Starlette):
         except OstinatoError as error:
             _LOG.error("The log's last turns cannot be read: %s; some conversations start over.", error)
         parts = self._parts
-        beside = [each for each in (self._judge, parts.deals, parts.adaptation, parts.styles) if each is not None]
-        for each in beside:
+        services = [each for each in (self._judge, parts.deals, parts.adaptation, parts.styles) if each is not None]
+        for each in services:
             await each.start()
-        watching = [asyncio.create_task(self._choices.follow())]
-        if self._watched is not None:
-            watching.append(asyncio.create_task(self._watched()))
+        tasks = [asyncio.create_task(self._choices.follow())]
+        if self._background is not None:
+            tasks.append(asyncio.create_task(self._background()))
         try:
             yield
         finally:
-            for task in watching:
+            for task in tasks:
                 task.cancel()
             if self._judge is not None:
                 await self._judge.close()
@@ -388,7 +395,7 @@ class GatewayApp(Starlette):
                     await each.close()
 
     def _forget(self, row: Forgotten) -> None:
-        """Drop what is kept in memory of somebody who was forgotten."""
+        """Drop everything held in memory about a forgotten user."""
         self._calls.forget(row)
         self._intake.forget(row)
 

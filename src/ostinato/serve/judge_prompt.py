@@ -1,8 +1,8 @@
 """The judge's prompt about a person's next message, and the parsing of its answer.
 
-Text written by others is sent as one line of JSON, from which no text can break out: quotes and line ends are escaped, and so are `<` and
-`[`, with which the control tokens of chat templates begin. The line stands between our instructions, which call it material. Any change to
-the text that is sent must change `VERSION`, which is recorded with each signal.
+Text written by others is sent as one line of JSON, from which it cannot break out: quotes and line ends are escaped, and so are `<` and
+`[`, with which the control tokens of chat templates begin. The line stands between our instructions, which call it material. Any change
+to the prompt must change `VERSION`, which is recorded with each signal.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ostinato.core.conversation import Conversation, Demand, Message, Role
 from ostinato.serve.feedback.next_message import NextMessage
 
 VERSION = "judge@1"
-_MOST_REQUEST = 1_000  # characters; a longer text is cut to its beginning and end
+_MOST_REQUEST = 1_000  # characters; longer texts are cut to their beginning and end
 _MOST_ANSWER = 2_000
 _MOST_MESSAGE = 2_000
 _CUT = " (...) "
-_MOST_SAID = 200  # characters; a longer answer cannot be a label
+_MAX_LABEL_CHARS = 200  # characters; a longer answer cannot be a label
 _FENCED = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
 _AROUND = " \t\r\n\"'`*."
 _ESCAPED = re.compile("[<\\[\x7f-\x9f\u2028\u2029]")  # JSON leaves them unescaped
@@ -51,7 +51,7 @@ SCHEMA = {
     "required": ["label"],
     "additionalProperties": False,
 }
-"""The JSON schema of its answer."""
+"""The JSON schema of the judge's answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class _Label(BaseModel, extra="forbid"):
 
 
 def question(case: Case, *, schema_sent: bool) -> Conversation:
-    """The judge's prompt, with the schema of its answer if `schema_sent`."""
+    """Return the judge's prompt, with the schema of its answer if `schema_sent`."""
     material = {
         "request": _cut(case.request, _MOST_REQUEST),
         "answer": _cut(case.answer, _MOST_ANSWER),
@@ -86,22 +86,22 @@ def question(case: Case, *, schema_sent: bool) -> Conversation:
     )
 
 
-def word_in(answer: str) -> NextMessage | None:
-    """The label in an answer: the requested JSON object, or the bare label. None for everything else.
+def label_in(answer: str) -> NextMessage | None:
+    """Return the label in an answer: the requested JSON object, or the bare label. None for everything else.
 
     A label inside a sentence does not count: "not a complaint" says the opposite.
 
-    Example: ``word_in('{"label": "praise"}') is NextMessage.PRAISE``
+    Example: ``label_in('{"label": "praise"}') is NextMessage.PRAISE``
     """
-    said = answer.strip()
-    if len(said) > _MOST_SAID:
+    text = answer.strip()
+    if len(text) > _MAX_LABEL_CHARS:
         return None
-    fenced = _FENCED.fullmatch(said)
-    said = fenced[1] if fenced else said
+    fenced = _FENCED.fullmatch(text)
+    text = fenced[1] if fenced else text
     try:
-        label = _Label.model_validate_json(said).label
+        label = _Label.model_validate_json(text).label
     except ValidationError:
-        label = said
+        label = text
     try:
         return NextMessage(label.strip(_AROUND).lower())
     except ValueError:
@@ -109,12 +109,12 @@ def word_in(answer: str) -> NextMessage | None:
 
 
 def _line(material: dict[str, str]) -> str:
-    """One line of JSON. The characters that are escaped occur only inside its strings."""
+    """Return one line of JSON. The characters escaped here occur only inside its strings."""
     return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(material, ensure_ascii=False))
 
 
 def _cut(text: str, most: int) -> str:
-    """At most so many characters: the beginning and the end."""
+    """Return at most `most` characters of a text: its beginning and end."""
     if len(text) <= most:
         return text
     half = (most - len(_CUT)) // 2

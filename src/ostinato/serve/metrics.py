@@ -22,7 +22,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 
 
 class Metrics:
-    """Counts what the gateway does.
+    """The gateway's counters, gauges and histograms.
 
     Args:
         engine: its `stats()` are read at each scrape as `ostinato_engine_<name>`; None for the gateway's metrics alone.
@@ -39,29 +39,29 @@ class Metrics:
         self._first = Histogram(
             "ostinato_first_token_seconds", "Request to first token.", buckets=_SECONDS, registry=registry
         )
-        self._duration = Histogram(
-            "ostinato_turn_seconds", "First to last moment of a turn.", buckets=_SECONDS, registry=registry
-        )
+        self._duration = Histogram("ostinato_turn_seconds", "Duration of a turn.", buckets=_SECONDS, registry=registry)
         self._prompt = _tenants("prompt_tokens", "Prompt tokens of stored turns.", registry)
         self._sampled = _tenants("sampled_tokens", "Sampled tokens of stored turns.", registry)
         self._turns = _tenants("turns", "Stored turns by arm and finish.", registry, "arm", "finish")
         self._consents = _tenants(
-            "consent_turns", "Stored turns by what may be done with them (privacy.train).", registry, "consent"
+            "consent_turns", "Stored turns by consent level (privacy.train).", registry, "consent"
         )
         self._reused = _tenants("continued_turns", "Stored turns whose prompt continues another turn's ids.", registry)
         self._passed_on = _tenants(
-            "auto_passed_on", "Calls that an arm of Auto could not answer and another was asked.", registry, "arm"
+            "auto_passed_on", "Calls passed on to another arm of Auto after a failure.", registry, "arm"
         )
-        self._delivered = _tenants("delivered_turns", "Turns whose whole answer was handed over.", registry)
+        self._delivered = _tenants("delivered_turns", "Turns whose answer was delivered in full.", registry)
         self._refused = _tenants("refusals", "Calls refused by a quota or a limit, by reason.", registry, "reason")
         self._feedback = _tenants("feedback", "Feedback events by status.", registry, "status")
         self._named = _tenants("feedback_signals", "Accepted signals by name.", registry, "name")
         self._words = _tenants(
-            "judge_words", "Words of the judge, by the rules' and its own.", registry, "rules", "judge"
+            "judge_words", "Labels by the judge, by the rules' label and its own.", registry, "rules", "judge"
         )
-        self._no_words = _tenants("judge_no_words", "Messages without a word of the judge.", registry, "reason")
-        self._judge_tokens = _tenants("judge_tokens", "Tokens that the judge counted.", registry, "of")
-        self._judge_cost = _tenants("judge_cost", "Money that its tokens cost, in the configured currency.", registry)
+        self._no_words = _tenants(
+            "judge_no_words", "Messages that the judge did not label, by reason.", registry, "reason"
+        )
+        self._judge_tokens = _tenants("judge_tokens", "Tokens that the judge reported.", registry, "of")
+        self._judge_cost = _tenants("judge_cost", "Cost of the judge's tokens, in the configured currency.", registry)
         self._foreign = _Labelled("feedback_foreign", "Events about another tenant's turn.", registry, "sender")
         self._store_errors = Counter(
             "ostinato_store_errors", "Writes that the log refused or did not confirm in time.", registry=registry
@@ -73,23 +73,23 @@ class Metrics:
             registry.register(_EngineStats(engine))
 
     def answered(self, route: str, status: int) -> None:
-        """A request ended. `route` is the path's pattern; status 499 stands for a client that left."""
+        """Count a finished request. `route` is the path's pattern; status 499 stands for a client that disconnected."""
         self._requests.inc(route, str(status))
 
     def calls(self, change: int) -> None:
-        """A model call began (+1) or ended (-1)."""
+        """Count a model call that began (+1) or ended (-1)."""
         self._inflight.inc(change)
 
     def giving_way(self, calls: int) -> None:
-        """Set how many calls of worlds and of the gate are waiting for people."""
+        """Set how many calls of worlds and of the gate are waiting while people's calls go first."""
         self._giving_way.set(calls)
 
     def first_token(self, seconds: float) -> None:
-        """The wait for a response's first token."""
+        """Observe the wait for a response's first token."""
         self._first.observe(seconds)
 
     def turn(self, turn: Turn) -> None:
-        """A turn is in the log."""
+        """Count a turn that is in the log."""
         self._turns.inc(turn.tenant, turn.arm.value, turn.finish.value)
         self._consents.inc(turn.tenant, turn.consent.value)
         self._prompt.inc(turn.tenant, by=len(turn.prompt_ids))
@@ -99,23 +99,23 @@ class Metrics:
             self._reused.inc(turn.tenant)
 
     def passed_on(self, tenant: str, arm: str) -> None:
-        """An arm of Auto could not answer, and another is asked instead."""
+        """Count a call that an arm of Auto could not answer, so that another arm is tried."""
         self._passed_on.inc(tenant, arm)
 
     def delivered(self, tenant: str, turns: int) -> None:
-        """Turns were delivered."""
+        """Count delivered turns."""
         self._delivered.inc(tenant, by=turns)
 
     def refused(self, tenant: str, reason: str) -> None:
-        """A call was refused: before it began, or because its form cannot be enforced."""
+        """Count a refused call: before it began, or because its output format cannot be enforced."""
         self._refused.inc(tenant, reason)
 
     def store_error(self) -> None:
-        """The log refused a write."""
+        """Count a write that the log refused or did not confirm."""
         self._store_errors.inc()
 
     def event(self, tenant: str, name: str, status: str, *, foreign: bool) -> None:
-        """A feedback event was answered. Its sender must not learn whether it was about another tenant's turn (`foreign`)."""
+        """Count an answered feedback event. `foreign`: it was about another tenant's turn, which its sender must not learn."""
         self._feedback.inc(tenant, status)
         if foreign:
             self._foreign.inc(tenant)
@@ -125,26 +125,26 @@ class Metrics:
         self._named.inc(tenant, name if name in names else "other")
 
     def judged(self, tenant: str, rules: str, judge: str) -> None:
-        """The judge labelled a message; `rules` is the rules' label for it."""
+        """Count a message labelled by the judge; `rules` is the label by the rules."""
         self._words.inc(tenant, rules, judge)
 
     def not_judged(self, tenant: str, reason: str) -> None:
-        """The judge was to label a message and gave no valid label."""
+        """Count a message for which the judge gave no valid label."""
         self._no_words.inc(tenant, reason)
 
     def judge_used(self, tenant: str, prompt: float, answer: float, cost: float) -> None:
-        """Add tokens that the judge counted, and their cost; the cost is 0.0 without prices."""
+        """Add the tokens that the judge reported, and their cost (0.0 without prices)."""
         self._judge_tokens.inc(tenant, "prompt", by=prompt)
         self._judge_tokens.inc(tenant, "answer", by=answer)
         if cost:
             self._judge_cost.inc(tenant, by=cost)
 
     def swapped(self, swap: Swap) -> None:
-        """A slot's weights were exchanged."""
+        """Observe the pause of a hot swap of weights."""
         self._pause.labels(swap.slot).observe(swap.pause_s)
 
     def page(self, tenant: str | None = None) -> bytes:
-        """All metrics in Prometheus' text format, or only those of one tenant."""
+        """All metrics in Prometheus' text format, or only one tenant's."""
         return generate_latest(self.registry if tenant is None else _OneTenant(self.registry, tenant))
 
 

@@ -1,9 +1,7 @@
-"""An outside model as a source of chunks: its text is streamed through, without token ids, log-probabilities or known weights.
+"""Outside models as a source of chunks: an API's text is streamed through, without token ids, log-probabilities or known weights.
 
-The parts of an outside model's HTTP responses that are used, as typed records; everything else is ignored. The shapes are those of
-OpenAI's chat completions: openai-python 3.52, `types/chat/chat_completion_chunk.py`.
-
-A circuit breaker. Arithmetic over times that the caller gives.
+Also the records that the responses are parsed into, in the format of OpenAI's chat completions (openai-python 3.52,
+`types/chat/chat_completion_chunk.py`; all other fields are ignored), and a circuit breaker.
 """
 
 from __future__ import annotations
@@ -22,19 +20,20 @@ from ostinato.core.generation import Chunk, Usage
 from ostinato.core.records import Finish, Sampling
 from ostinato.serve.config import AutoArm
 
-if TYPE_CHECKING:  # only gateways that ask such a model need it
+if TYPE_CHECKING:  # only gateways with outside models need it
     import aiohttp
 
 # ---------------------------------------------------------------- the circuit breaker
 
 
 class Breaker:
-    """Trips after `failures` failures in a row and rests; then one call at a time may retry, and each further failure doubles the rest.
+    """A circuit breaker over times that the caller gives. It opens after `failures` consecutive failures; after `rest_s` one call at a
+    time may probe the service. Success closes it; each further failure doubles the pause.
 
     Args:
-        failures: failures in a row until it trips.
-        rest_s: the first rest, in seconds.
-        longest_s: the longest rest, in seconds.
+        failures: consecutive failures until it opens.
+        rest_s: the first pause, in seconds.
+        longest_s: the longest pause, in seconds.
 
     Example::
 
@@ -42,7 +41,7 @@ class Breaker:
         if breaker.allows(now):
             breaker.begin()
             ...
-            breaker.end(now, well=True)  # None where it says nothing, such as when the client left
+            breaker.end(now, well=True)  # None if the outcome says nothing, such as after a disconnect
     """
 
     def __init__(self, *, failures: int, rest_s: float, longest_s: float) -> None:
@@ -54,12 +53,12 @@ class Breaker:
         self._open = 0
 
     def allows(self, now: float) -> bool:
-        """True if a call may be made now."""
+        """Return True if a call may be made now."""
         return self._until is None or (now >= self._until and self._open == 0)
 
     @property
     def resting(self) -> bool:
-        """True from the failure that trips the breaker until a call succeeds."""
+        """True from the failure that opens the breaker until a call succeeds."""
         return self._until is not None
 
     @property
@@ -68,31 +67,31 @@ class Breaker:
         return self._open
 
     def begin(self) -> None:
-        """A call begins."""
+        """Count a call that begins."""
         self._open += 1
 
     def end(self, now: float, *, well: bool | None) -> None:
-        """A call ended, successfully or not; None if its outcome is unknown."""
+        """Record the end of a call, successful or not; None if its outcome says nothing about the service."""
         self._open -= 1
         if well:
             self._in_a_row, self._rest, self._until = 0, self._first, None
         elif well is False:
             self._in_a_row += 1
-            if self._until is not None and now >= self._until:  # a retry failed
+            if self._until is not None and now >= self._until:  # a probe failed
                 self._rest = min(2 * self._rest, self._longest)
                 self._until = now + self._rest
             elif self._until is None and self._in_a_row >= self._most:
                 self._until = now + self._rest
 
 
-# ---------------------------------------------------------------- the wire
+# ---------------------------------------------------------------- the format of responses
 
 
-_MOST_COUNTED = 1_000_000_000  # tokens; a larger count is no count
+_MOST_COUNTED = 1_000_000_000  # tokens; a larger count is rejected as implausible
 
 
 class OutsideFailure(Exception):
-    """An outside model did not answer correctly. `blame`: the fault lies with the model's service, not with this particular request."""
+    """An outside model did not answer correctly. `blame`: the fault lies with the service, not with this request."""
 
     def __init__(self, message: str, *, blame: bool = True) -> None:
         super().__init__(message)
@@ -129,12 +128,12 @@ class OutsideEvent(BaseModel):
 
 
 def read_outside(line: bytes) -> OutsideEvent | None:
-    """Parse one line of a stream; None for a line without an event. Raises OutsideFailure."""
-    field, _, said = line.strip().partition(b":")
-    if field != b"data" or said.strip() == b"[DONE]":
+    """Parse one line of a stream; return None for a line without an event. Raises OutsideFailure."""
+    field, _, data = line.strip().partition(b":")
+    if field != b"data" or data.strip() == b"[DONE]":
         return None
     try:
-        event = OutsideEvent.model_validate_json(said)
+        event = OutsideEvent.model_validate_json(data)
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "its JSON"
@@ -149,10 +148,10 @@ def read_outside(line: bytes) -> OutsideEvent | None:
 
 _LOG = logging.getLogger(__name__)
 _CONNECT_S = 10.0
-_CHARS_PER_TOKEN = 64  # an answer longer than this times its token budget is refused
+_CHARS_PER_TOKEN = 64  # an answer longer than its token limit times this is refused
 _FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH}
 _OTHER_ENDS = frozenset({"content_filter", "tool_calls", "function_call"})
-# statuses below 500 that still count as its failure: the key, the URL, its limits
+# statuses below 500 that the service still is blamed for: the key, the URL, its limits
 _OWN_FAULTS = frozenset({401, 403, 404, 408, 429})
 
 
@@ -165,7 +164,7 @@ class OutsideFailed(OstinatoError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutsideQuery:
-    """A request to an outside model. It does not identify the caller.
+    """A request to an outside model. It holds nothing that identifies the caller.
 
     Example: ``OutsideQuery(conversation=Conversation(messages=(hi,)), sampling=Sampling(max_tokens=64), n=1)``
     """
@@ -176,13 +175,13 @@ class OutsideQuery:
 
 
 class OutsideModel:
-    """A client of one outside model. `start` it on the event loop that uses it; `close` it when done.
+    """The client of one outside model. `start` it on the event loop that uses it; `close` it when done.
 
     Args:
         arm: its URL, limits and prices.
         key: the API key; None: no key is sent.
-        breaker: records how each call went.
-        who: its name in the service's own log.
+        breaker: records the outcome of each call.
+        who: the model's name in log messages.
     """
 
     def __init__(self, arm: AutoArm, key: str | None, breaker: Breaker, *, who: str) -> None:
@@ -194,7 +193,7 @@ class OutsideModel:
 
     @property
     def available(self) -> bool:
-        """True if it may be called now."""
+        """True if the model may be called now."""
         return self._breaker.allows(_now()) and self._breaker.open < self._arm.max_open
 
     async def start(self) -> None:
@@ -206,7 +205,7 @@ class OutsideModel:
         self._session = aiohttp.ClientSession(
             timeout=waits,
             connector=aiohttp.TCPConnector(limit=0),
-            cookie_jar=aiohttp.DummyCookieJar(),  # a cookie would let the service link one user's call to the next
+            cookie_jar=aiohttp.DummyCookieJar(),  # a cookie would let the service link a user's calls
         )
 
     async def close(self) -> None:
@@ -215,23 +214,23 @@ class OutsideModel:
             await self._session.close()
 
     async def chunks(self, asked: OutsideQuery) -> AsyncGenerator[Chunk]:
-        """Its answer as it arrives; the final chunks of all choices come last, with the token usage. Raises OutsideFailed.
+        """Yield the answer as it arrives; the final chunks of all choices come last, with the token usage. Raises OutsideFailed.
 
-        It is read as fast as it comes: a client that reads slowly neither stops its sender nor keeps a place among the open calls.
-        What waits for it is bounded by the answer's budget.
+        It is read as fast as it arrives, so a client that reads slowly neither stalls the service nor occupies one of the open calls. The
+        answer's token limit bounds what is buffered.
         """
-        heard = asyncio.Queue[Chunk | None]()
-        reading = asyncio.create_task(self._read(asked, heard))
+        queue = asyncio.Queue[Chunk | None]()
+        reading = asyncio.create_task(self._read(asked, queue))
         try:
-            while (chunk := await heard.get()) is not None:
+            while (chunk := await queue.get()) is not None:
                 yield chunk
             await reading
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
 
-    async def _read(self, asked: OutsideQuery, heard: asyncio.Queue[Chunk | None]) -> None:
-        """Put the chunks of an answer into `heard`, and None when it ends, well or not. Raises OutsideFailed."""
+    async def _read(self, asked: OutsideQuery, queue: asyncio.Queue[Chunk | None]) -> None:
+        """Put the chunks of an answer into `queue`, and None at its end, successful or not. Raises OutsideFailed."""
         import aiohttp
 
         self._breaker.begin()
@@ -239,20 +238,20 @@ class OutsideModel:
         was_resting = self._breaker.resting
         try:
             async for chunk in self._chunks(asked):
-                heard.put_nowait(chunk)
+                queue.put_nowait(chunk)
             well = True
         except (OutsideFailure, aiohttp.ClientError, TimeoutError, ValueError) as error:
             well = False if not isinstance(error, OutsideFailure) or error.blame else None
-            what = str(error) if isinstance(error, OutsideFailure) else type(error).__name__
-            _LOG.warning("%s failed: %s", self._who, what)
+            reason = str(error) if isinstance(error, OutsideFailure) else type(error).__name__
+            _LOG.warning("%s failed: %s", self._who, reason)
             raise OutsideFailed(
                 f"The model behind arm {self._arm.name!r} could not answer; send the request again."
             ) from error
         finally:
-            heard.put_nowait(None)
+            queue.put_nowait(None)
             self._breaker.end(_now(), well=well)
             if self._breaker.resting != was_resting:
-                _LOG.warning("%s %s", self._who, "answers again" if was_resting else "is left alone")
+                _LOG.warning("%s %s", self._who, "answers again" if was_resting else "is not called for a while")
 
     async def _chunks(self, asked: OutsideQuery) -> AsyncGenerator[Chunk]:
         answer = _OutsideAnswer(asked)
@@ -302,7 +301,7 @@ class OutsideModel:
 
 
 def key_of(arm: AutoArm, environment: Mapping[str, str], whose: str) -> str | None:
-    """An arm's API key, or None if it needs none. Raises BadConfig if its variable is not set."""
+    """Return an arm's API key, or None if it needs none. Raises BadConfig if its variable is not set."""
     if not arm.key_env:
         return None
     key = environment.get(arm.key_env, "").strip()
@@ -314,7 +313,7 @@ def key_of(arm: AutoArm, environment: Mapping[str, str], whose: str) -> str | No
 
 
 class _OutsideAnswer:
-    """An answer so far, checked for plausibility: only requested choices, and no more text than the budget allows."""
+    """An answer so far, checked for plausibility: only requested choices, and no more text than the token limit allows."""
 
     def __init__(self, asked: OutsideQuery) -> None:
         self._finishes: list[Finish | None] = [None] * asked.n
@@ -322,7 +321,7 @@ class _OutsideAnswer:
         self._usage: OutsideUsage | None = None
 
     def take(self, event: OutsideEvent) -> list[tuple[int, str]]:
-        """The new text of each choice. Raises OutsideFailure."""
+        """Return the new text of each choice. Raises OutsideFailure."""
         self._usage = event.usage or self._usage
         new: list[tuple[int, str]] = []
         for choice in event.choices:
@@ -331,14 +330,14 @@ class _OutsideAnswer:
             if choice.delta.content:
                 self._left -= len(choice.delta.content)
                 new.append((choice.index, choice.delta.content))
-            if choice.finish_reason:  # some servers write "" while a choice goes on
+            if choice.finish_reason:  # some servers send "" until a choice ends
                 self._finishes[choice.index] = _finish(choice.finish_reason)
         if self._left < 0:
             raise OutsideFailure("its answer is far longer than was asked for")
         return new
 
     def ends(self) -> list[Chunk]:
-        """The final chunk of every choice. Raises OutsideFailure."""
+        """Return the final chunk of every choice. Raises OutsideFailure."""
         n = len(self._finishes)
         usage = self._usage
         counted = None if usage is None else Usage(prompt=usage.prompt_tokens, answer=usage.completion_tokens / n)
@@ -353,7 +352,7 @@ class _OutsideAnswer:
 def _finish(reason: str) -> Finish:
     finish = _FINISHES.get(reason)
     if finish is None:  # a content filter, or a call of a tool that was not offered
-        # no text from the outside model is logged verbatim
+        # unknown reasons are not logged verbatim, since they are text from outside
         known = reason if reason in _OTHER_ENDS else "something unknown"
         raise OutsideFailure(f"it ended the answer because of {known}", blame=False)
     return finish

@@ -19,7 +19,7 @@ from ostinato.serve.quotas import Quotas
 from ostinato.serve.scrub import Scrubbing
 from ostinato.serve.writes import Writes
 
-if TYPE_CHECKING:  # the first imports what is read, which imports this; the second a library that few gateways need
+if TYPE_CHECKING:  # reader would be a circular import; tracing needs a library that few gateways use
     from ostinato.serve.reader import RequestReader
     from ostinato.serve.tracing import Tracing
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:  # the first imports what is read, which imports this; the sec
 class Parts:
     """The gateway's shared parts.
 
-    `model` is the name that clients send; `clock` gives Unix seconds; `thread` runs what grows with a request; `blocks` signs summaries
-    that clients keep; `room` tells the free bytes on the log's disk, if that is known; `deals` is Auto, or None without arms; `tracing`
-    makes spans, or is None without a collector; `adaptation` leans people's answers, or is None if nobody's do; `styles` likewise;
-    `scrubbing` masks secrets or finds them, or is None if they are not looked for; `trained`: tenants whose branches are trained;
-    `reader` reads long requests in another process, or is None if they are read here.
+    `model` is the name that clients send. `clock` returns Unix seconds. `thread` runs work whose cost grows with the request. `blocks`
+    signs compaction summaries that clients keep. `room` returns the free bytes on the log's disk, if known. `deals` draws Auto's arms (None
+    without arms). `tracing` exports spans (None without a collector). `adaptation` and `styles` personalise answers (None: not configured).
+    `scrubbing` masks or detects secrets (None: off). `trained` are the tenants whose branches are trained. `reader` parses long requests in
+    another process (None: they are parsed here).
 
     Example: ``ServerInfo(parts)``
     """
@@ -85,7 +85,7 @@ class Parts:
 
 
 def _tracing(config: ServeConfig, clock: Clock) -> Tracing | None:
-    """What sends spans to a collector; None if none is set."""
+    """The exporter of spans; None if no collector is configured."""
     if not config.otlp.endpoint:
         return None
     from ostinato.serve.tracing import Tracing

@@ -1,7 +1,7 @@
-"""A person's dials and style over HTTP: `GET /v1/adaptation` shows them, `PUT` sets some by hand, `DELETE` returns all to the prior.
+"""A person's dials and style over HTTP: `GET /v1/adaptation` shows them, `PUT` sets some by hand, `DELETE` resets all to the prior.
 
-They are their person's own: the user is named by X-Ostinato-User and, unless any declared name has dials (`adapt.users`), proven by
-X-Ostinato-User-Signature.
+Only the person may see them: X-Ostinato-User names the user, and X-Ostinato-User-Signature proves the name, unless `adapt.users` gives
+dials to declared names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ostinato.core.records import Arm, Consent, Person
 from ostinato.core.steering import MOST_SET, DialSet, NotSteered, PersonView, SetBy
 from ostinato.serve.auth import Principal
 from ostinato.serve.consent import ConsentChoices, named_user
-from ostinato.serve.dialects.dialect import kind, refusal
+from ostinato.serve.dialects.dialect import json_type, refusal
 from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.wire.exchange import Exchange
 from ostinato.serve.writes import in_time
@@ -27,24 +27,24 @@ from ostinato.serve.writes import in_time
 if TYPE_CHECKING:
     from ostinato.serve.parts import Parts
 
-_REFUSING = (NotSteered.TENANT, NotSteered.CONSENT)  # under which nothing that a person sets would be kept
+_REFUSING = (NotSteered.TENANT, NotSteered.CONSENT)  # reasons for which nothing that a person sets may be stored
 
 
 class DialsOff(OstinatoError):
-    """This person has no dials to set; the message says why, and who can change it."""
+    """This person may not set dials; the message says why, and who can change that."""
 
     status = 403
     code = "dials_off"
 
 
 class PersonDialHandlers:
-    """The handlers of `/v1/adaptation`."""
+    """Handlers of `/v1/adaptation`."""
 
     def __init__(self, parts: Parts, choices: ConsentChoices) -> None:
         self._parts, self._choices = parts, choices
 
     async def show(self, exchange: Exchange) -> None:
-        """`GET`: what is known of the person, and what it does to their answers. Raises NotFound, Unauthorized, Unavailable."""
+        """`GET`: show what is known of the person, and how it affects their answers. Raises NotFound, Unauthorized, Unavailable."""
         who = self._parts.keys.identify(exchange.headers)
         self._parts.quotas.count_call(who.tenant)
         person = self._person(exchange, who)
@@ -53,7 +53,7 @@ class PersonDialHandlers:
         await self._reply(exchange, person, view)
 
     async def set(self, exchange: Exchange) -> None:
-        """`PUT`: set dials by name, or with null return them to the prior; durable, and in effect here, when this is answered.
+        """`PUT`: set dials by name; null resets one to the prior. Durable, and in effect on this gateway, when answered.
 
         Raises BadRequest, DialsOff, NotFound, Unauthorized, Unavailable.
         """
@@ -72,7 +72,7 @@ class PersonDialHandlers:
         await self._reply(exchange, person, view)
 
     async def reset(self, exchange: Exchange) -> None:
-        """`DELETE`: all dials back to the prior; no rating so far counts any more. Raises NotFound, Unauthorized, Unavailable."""
+        """`DELETE`: reset all dials to the prior; ratings so far no longer count. Raises NotFound, Unauthorized, Unavailable."""
         parts, who = self._parts, self._parts.keys.identify(exchange.headers)
         parts.quotas.count_events(who.tenant, 1)
         person = self._person(exchange, who)
@@ -81,7 +81,7 @@ class PersonDialHandlers:
         await self._reply(exchange, person, view)
 
     def _person(self, exchange: Exchange, who: Principal) -> Person:
-        """The person who asks, proven as far as people with dials must be. Raises BadRequest, NotFound, Unauthorized."""
+        """Return the person who asks; checks the signature if one is required. Raises BadRequest, NotFound, Unauthorized."""
         adaptation = self._parts.adaptation or self._parts.styles
         if adaptation is None:
             raise NotFound(
@@ -99,7 +99,7 @@ class PersonDialHandlers:
         return who.tenant, user
 
     async def _view(self, person: Person, exchange: Exchange) -> PersonView:
-        """What is known now, with what the person and the operator allow."""
+        """Return the person's current dials and style, and whether the person and the operator allow them."""
         await self._choices.refresh()
         parts, slots = self._parts, self._parts.engine.slots()
         live, compared = slots.get(Arm.LIVE), parts.arms.compared(slots)
@@ -123,7 +123,7 @@ class PersonDialHandlers:
         return replace(view, styles=styles)
 
     def _wish(self, body: Any, view: PersonView) -> dict[str, float | None]:
-        """The dials to set, and the arms of styles; {} for a style to be let go of where none is held. Raises BadRequest."""
+        """Return the dials to set, with the arms of styles; {} to release a style that is not set. Raises BadRequest."""
         names, styles = [dial.name for dial in view.dials], self._parts.styles
         if styles is None or not isinstance(body, dict) or "style" not in body:
             return _wish(body, names)
@@ -149,9 +149,9 @@ class PersonDialHandlers:
 
 
 def _wish(body: Any, names: list[str]) -> dict[str, float | None]:
-    """The dials to set. Raises BadRequest naming every dial that is wrong."""
+    """Return the dials to set. Raises BadRequest naming every invalid dial."""
     if not isinstance(body, dict):
-        raise BadRequest(f"The body must be a JSON object of dials, not {kind(body)}.")
+        raise BadRequest(f"The body must be a JSON object of dials, not {json_type(body)}.")
     given: dict[str, Any] = body  # pyright: ignore[reportUnknownVariableType]
     if not names:
         raise NotFound(f"There are no dials yet: {NotSteered.BASIS.words}.")
@@ -164,7 +164,7 @@ def _wish(body: Any, names: list[str]) -> dict[str, float | None]:
                 f"there is no dial {name[:60]!r} in the basis that is used now; it has {', '.join(names)}"
             )
         elif value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            wrong[name] = f"{name} takes a number from {-MOST_SET:g} to {MOST_SET:g}, or null, not {kind(value)}"
+            wrong[name] = f"{name} takes a number from {-MOST_SET:g} to {MOST_SET:g}, or null, not {json_type(value)}"
         elif value is not None and not abs(value) <= MOST_SET:
             wrong[name] = f"{name} takes a number from {-MOST_SET:g} to {MOST_SET:g}, or null to return it to the prior"
     if wrong:

@@ -1,10 +1,10 @@
-"""People before machines: calls of simulated worlds and of the gate give way while people are served too slowly.
+"""Priority of people over machines: calls of simulated worlds and of the gate wait while people are served too slowly.
 
-The limit on concurrent machine calls changes once a second. It is halved if more than a tenth of the recent calls of people waited too
-long for a first token (or are still waiting too long), or got the rest too slowly; otherwise it grows by one. A call that has begun is
+The limit on concurrent machine calls is adjusted once a second. It is halved if more than a tenth of people's recent calls waited too long
+for a first token (or have waited too long already), or got the rest too slowly; otherwise it grows by one (AIMD). A call that has begun is
 never cut off; an agent's next call waits.
 
-It also measures how many answers people request, and how long they wait for the first token in calls that more servers would speed up.
+It also measures the demand for answers, and the wait for the first token in calls that more servers would speed up.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from typing import Any
 # ---------------------------------------------------------------- latency window
 
 
-_LATELY_S = 10.0
+_WINDOW_S = 10.0
 _LATE_SHARE = 0.1
 _LATE_CALLS = 3  # fewer late calls may be due to a single long prompt
-_LATE_USERS = 2  # waits of a single user are no reason to return servers
+_LATE_USERS = 2  # a single user's waits do not justify calling servers back
 
 
 def _forget(seen: deque[Any], now: float) -> None:
-    """Drop observations, each of which begins with its time, that are too old."""
-    while seen and seen[0][0] < now - _LATELY_S:
+    """Drop observations that are too old. Each begins with its time."""
+    while seen and seen[0][0] < now - _WINDOW_S:
         seen.popleft()
 
 
 class LatencyWindow:
-    """Tracks people's calls from the moment the engine is asked. `clock` gives seconds.
+    """Tracks people's calls from the moment that the engine is asked. `clock` returns seconds.
 
     Example::
 
         with waits.asked(answers=1, user="acme/u42") as first:
-            first()  # the first token is here
+            first()  # the first token has arrived
         waits.delay_s()
     """
 
@@ -48,12 +48,12 @@ class LatencyWindow:
         self._clock = clock
         self._numbers = itertools.count()
         self._waiting: dict[int, tuple[float, str]] = {}  # calls without a first token: start time and user
-        self._lately: deque[tuple[float, float, str]] = deque()  # first tokens: time, wait and user
+        self._recent: deque[tuple[float, float, str]] = deque()  # first tokens: time, wait and user
         self.answers = 0
 
     @contextmanager
     def asked(self, answers: int, user: str | None) -> Generator[Callable[[], None]]:
-        """A person's call for so many answers; the yielded function must be called at the first token. With `user` None the call is only
+        """Track a person's call for this number of answers; call the yielded function at the first token. With `user` None the call is only
         counted, because its wait says nothing about the live slot's servers.
         """
         self.answers += answers
@@ -66,8 +66,8 @@ class LatencyWindow:
         def first() -> None:
             now = self._clock()
             if self._waiting.pop(number, None) is not None:
-                _forget(self._lately, now)
-                self._lately.append((now, now - came, user))
+                _forget(self._recent, now)
+                self._recent.append((now, now - came, user))
 
         try:
             yield first
@@ -75,27 +75,27 @@ class LatencyWindow:
             self._waiting.pop(number, None)
 
     def delay_s(self) -> float:
-        """The wait, in seconds, that the slowest tenth of recent calls (those still waiting included) reached or exceeded; 0 without calls.
+        """Return the wait, in seconds, that the slowest tenth of recent calls (including those still waiting) reached or exceeded.
 
-        If that tenth is fewer than three calls, or all of one user, it is extended by the next shorter waits; 0 if there are none.
+        If that tenth is fewer than three calls, or all of one user, it is extended by the next shorter waits; 0 if there are too few.
         """
         now = self._clock()
-        _forget(self._lately, now)
-        found = [(wait, user) for _, wait, user in self._lately]
-        found += [(now - came, user) for came, user in self._waiting.values()]
-        found.sort(reverse=True)
-        late = max(_LATE_CALLS, len(found) - int((1 - _LATE_SHARE) * len(found) - 1e-9))
+        _forget(self._recent, now)
+        waits = [(wait, user) for _, wait, user in self._recent]
+        waits += [(now - came, user) for came, user in self._waiting.values()]
+        waits.sort(reverse=True)
+        late = max(_LATE_CALLS, len(waits) - int((1 - _LATE_SHARE) * len(waits) - 1e-9))
         users = set[str]()
-        for count, (wait, user) in enumerate(found, 1):
+        for count, (wait, user) in enumerate(waits, 1):
             users.add(user)
             if count >= late and len(users) >= _LATE_USERS:
                 return wait
         return 0.0
 
 
-_EACH_S = 1.0
-_SHORT = 8  # an answer of at most so many tokens says nothing about speed
-_SHARE_OF_LEFT = 0.25  # the largest share of the time until a call's own deadline that is spent waiting
+_ADJUST_S = 1.0
+_SHORT_ANSWER = 8  # answers of at most this many tokens say nothing about speed
+_SHARE_OF_LEFT = 0.25  # the largest share of the time left until a call's deadline that it waits
 
 
 def _nothing(*_: int) -> None:
@@ -109,22 +109,22 @@ _Seen = deque[tuple[float, bool]]
 """Recent observations of people's calls: when, and whether it was too slow."""
 
 
-def _too_many(seen: _Seen, overdue: int = 0) -> bool:
-    """Whether too large a share was too slow, with those that are not over and are so already."""
+def _too_slow(seen: _Seen, overdue: int = 0) -> bool:
+    """True if the share of slow observations is too large, including `overdue` calls that are still waiting and already too slow."""
     return overdue + sum(late for _, late in seen) > _LATE_SHARE * (overdue + len(seen))
 
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Callbacks for a person's call: `first` is called at the first token, and `last` with the token count at the last. Both are called
-    again for each further answer of one call (its summary, another arm's). The defaults do nothing, for a call that is not a person's.
+    """Callbacks for a person's call: call `first` at the first token, and `last` with the token count at the last. Call both again for each
+    further answer of the call (its summary, another arm's). The defaults do nothing, for calls that are not a person's.
     """
 
     first: Callable[[], None] = _nothing
     last: Callable[[int], None] = _nothing
 
     def also(self, waited: Callable[[], None]) -> Person:
-        """A copy that also calls `waited` at the first token."""
+        """Return a copy that also calls `waited` at the first token."""
 
         def first() -> None:
             waited()
@@ -134,22 +134,22 @@ class Person:
 
 
 class PeopleFirst:
-    """Tracks how long people wait, and decides when a machine's call may go on.
+    """Tracks how long people wait, and decides when a machine's call may start.
 
     Args:
-        longest_s: longest acceptable wait of a person for a first token; 0: any time.
-        least: tokens per second that people should get after the first token; 0: any speed.
-        patience_s: longest wait of a machine's call; after that it goes on however long people wait.
+        longest_s: longest acceptable wait of a person for the first token; 0: no limit.
+        least: lowest acceptable tokens per second after the first token; 0: no limit.
+        patience_s: longest wait of a machine's call; then it starts however long people wait.
         tell: called with the number of waiting machine calls whenever it changes.
         clock: seconds.
 
-    `waits` counts the calls at the engine (see `asks`), even if machine calls never give way (both limits 0).
+    `waits` counts the calls at the engine (see `asks`), even if machine calls never wait (both limits 0).
 
     Example::
 
         with people.person() as person:
-            person.first()  # the first token is here
-            person.last(64)  # the last of 64 tokens is
+            person.first()  # the first token has arrived
+            person.last(64)  # the last of 64 tokens has arrived
         async with people.machine(left_s=None):
             ...
     """
@@ -167,8 +167,8 @@ class PeopleFirst:
         self._patience_s, self._tell, self._clock = patience_s, tell, clock
         self.waits = LatencyWindow(clock)
         self._numbers = itertools.count()
-        self._asking: dict[int, float] = {}  # people's calls without a first token: when they arrived
-        self._waits, self._speeds = _Seen(), _Seen()  # of people's recent calls: for the first token, and of the rest
+        self._asking: dict[int, float] = {}  # people's calls without a first token -> arrival time
+        self._waits, self._speeds = _Seen(), _Seen()  # people's recent waits for the first token, and speeds after it
         self._changed = asyncio.Condition()
         self._looked = -math.inf
         self._limit = math.inf
@@ -187,12 +187,12 @@ class PeopleFirst:
         def first() -> None:
             nonlocal began
             began = self._clock()
-            if self._asking.pop(number, None) is not None:  # what comes later is no wait for a first token
+            if self._asking.pop(number, None) is not None:  # count only the call's first answer
                 self._observe(self._waits, began, late=began - came > self._longest_s)
 
         def last(tokens: int) -> None:
             now = self._clock()
-            if tokens > _SHORT:
+            if tokens > _SHORT_ANSWER:
                 self._observe(self._speeds, now, late=tokens - 1 < self._least * (now - began))
 
         try:
@@ -208,7 +208,7 @@ class PeopleFirst:
 
     @asynccontextmanager
     async def machine(self, left_s: float | None) -> AsyncGenerator[None]:
-        """A machine's call: waits until it may go on. `left_s` is the time until its own deadline; it waits at most a quarter of that."""
+        """Run a machine's call once it may start. `left_s`: the time until its own deadline, a quarter of which it waits at most."""
         if self._off:
             yield
             return
@@ -231,7 +231,7 @@ class PeopleFirst:
             async with self._changed:
                 while self._open >= self._limit and (left_s := ends - self._clock()) > 0:
                     try:
-                        async with asyncio.timeout(min(_EACH_S, left_s)):
+                        async with asyncio.timeout(min(_ADJUST_S, left_s)):
                             await self._changed.wait()
                     except TimeoutError:
                         pass
@@ -241,7 +241,7 @@ class PeopleFirst:
 
     @staticmethod
     def _observe(seen: _Seen, now: float, *, late: bool) -> None:
-        _forget(seen, now)  # a gateway without calls of machines never looks
+        _forget(seen, now)  # here, since without machine calls `_look` never runs
         seen.append((now, late))
 
     def _count(self, change: int) -> None:
@@ -249,17 +249,17 @@ class PeopleFirst:
         self._tell(self._waiting)
 
     def _look(self) -> None:
-        """Adjust the limit, at most once a second, to whether too many people wait too long."""
+        """Adjust the limit at most once a second, down if too many people wait too long, else up."""
         now = self._clock()
-        if now - self._looked < _EACH_S:
+        if now - self._looked < _ADJUST_S:
             return
         self._looked = now
         overdue = sum(now - came > self._longest_s for came in self._asking.values())
         for seen in (self._waits, self._speeds):
             _forget(seen, now)
-        if _too_many(self._waits, overdue) or _too_many(self._speeds):
+        if _too_slow(self._waits, overdue) or _too_slow(self._speeds):
             self._limit = max(1, min(self._limit, self._open) // 2)
             for seen in (self._waits, self._speeds):
-                seen.clear()  # else the same observations would halve the limit again
+                seen.clear()  # so that the same observations do not halve the limit again
         elif self._open or self._waiting:
             self._limit += 1

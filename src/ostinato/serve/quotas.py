@@ -1,8 +1,8 @@
-"""Per-tenant quotas: calls, events and bytes per second, bytes per day, tokens per minute, samples in progress, looks at the metrics.
-Arithmetic over a given clock.
+"""Per-tenant quotas (token buckets over a given clock): calls, events and bytes per second, bytes per day, tokens per minute, samples in
+progress, and reads of the metrics.
 
-Half of the places for samples in progress are shared by all tenants; the other half is reserved for the tenants in equal shares, so
-that however much one tenant asks for, the next one finds room at once.
+Half of the capacity for samples in progress is shared by all tenants; the other half is reserved for the tenants in equal shares, so that
+one tenant's load never keeps another from starting a call.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ostinato.serve.config import SHARED, QuotaConfig, ServeConfig
 
 DAY_S = 86_400.0
 SCRAPES_PER_S, SCRAPES_AT_ONCE = 1.0, 60.0
-"""How often a tenant may read its metrics, which takes milliseconds for each ten tenants: in the long run, and after a pause."""
+"""Rate limit and burst of a tenant's reads of its metrics, each of which takes milliseconds per ten tenants."""
 
 
 class QuotaExceeded(OstinatoError):
-    """A tenant has exhausted a quota. `kind` is OpenAI's name for the resource; `retry_after_s` is when to retry."""
+    """A tenant has exhausted a quota. `kind`: OpenAI's name for the resource; `retry_after_s`: seconds until a retry can succeed."""
 
     status = 429
     code = "rate_limit_exceeded"
@@ -50,8 +50,8 @@ class _Tenant:
 
 
 def quota_of(config: ServeConfig, tenant: str, tenants: Collection[str]) -> QuotaConfig:
-    """The limits of one of these tenants. By default they are wide unless there are several to share the server; the default tenant,
-    to which the operator's own calls belong, always has wide ones.
+    """The limits of one of these tenants. The defaults are wide unless several tenants share the server. The default tenant, to which the
+    operator's own calls belong, always gets the wide ones.
     """
     chosen = config.tenant_quotas.get(tenant) or config.quota
     if chosen is not None:
@@ -61,14 +61,14 @@ def quota_of(config: ServeConfig, tenant: str, tenants: Collection[str]) -> Quot
 
 
 def in_force(config: ServeConfig, tenants: Collection[str]) -> str:
-    """The limits of these tenants in a line for people; those with the same limits are named together."""
+    """The limits in force, as one line for the log; tenants with the same limits are grouped."""
     groups = dict[QuotaConfig, list[str]]()
     for tenant in sorted(tenants):
         groups.setdefault(quota_of(config, tenant, tenants), []).append(tenant)
-    return "; ".join(f"{_some(names)}: {_limits(quota)}" for quota, names in groups.items())
+    return "; ".join(f"{_listed(names)}: {_limits(quota)}" for quota, names in groups.items())
 
 
-def _some(names: Sequence[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
@@ -82,13 +82,13 @@ def _limits(quota: QuotaConfig) -> str:
 
 
 class Quotas:
-    """The tenants' accounts.
+    """Tracks what each tenant uses and refuses what exceeds its quota.
 
     Args:
         config: the quotas.
         tenants: all tenants that can send requests.
         clock: seconds.
-        refused: called with the tenant and the error's code at each refusal.
+        refused: called with the tenant and the error's code on each refusal.
     """
 
     def __init__(
@@ -99,9 +99,9 @@ class Quotas:
         now = clock()
         self._tenants = {name: _Tenant(quota_of(config, name, tenants), now) for name in tenants}
         self._places = config.max_inflight
-        self._kept = self._places if len(tenants) == 1 else self._places // (2 * len(tenants))
+        self._reserved = self._places if len(tenants) == 1 else self._places // (2 * len(tenants))
         self._open = 0
-        self._kept_free = self._kept * len(tenants)  # places that are reserved for tenants and not in use by them
+        self._reserved_free = self._reserved * len(tenants)  # reserved places that are not in use
 
     def count_call(self, tenant: str) -> None:
         """Charge a model call. Raises QuotaExceeded."""
@@ -111,7 +111,7 @@ class Quotas:
             raise self._exceeded(tenant, f"more than {limit}.", wait_s)
 
     def count_scrape(self, tenant: str) -> None:
-        """Charge a look at the metrics. Raises QuotaExceeded."""
+        """Charge a read of the metrics. Raises QuotaExceeded."""
         if wait_s := self._tenants[tenant].scrapes.take(1.0, self._clock()):
             raise self._exceeded(tenant, f"the metrics were read more than {SCRAPES_PER_S:g} time a second.", wait_s)
 
@@ -128,7 +128,7 @@ class Quotas:
             account.stored.take(size, now)
 
     def expect_events(self, tenant: str) -> None:
-        """Check for room before feedback whose number of events is not known yet. Raises QuotaExceeded if not even one event may come."""
+        """Check that at least one event is within the quota, before their number is known; charges nothing. Raises QuotaExceeded."""
         if wait_s := self._tenants[tenant].events.wait(1.0, self._clock()):
             raise self._too_many_events(tenant, wait_s)
 
@@ -138,22 +138,22 @@ class Quotas:
             raise self._too_many_events(tenant, wait_s)
 
     def give_back_events(self, tenant: str, events: int) -> None:
-        """Return what was charged for events before their number was known."""
+        """Refund events that were charged before their number was known."""
         self._tenants[tenant].events.give_back(events)
 
     @contextmanager
     def places(self, tenant: str, samples: int) -> Generator[None]:
-        """Hold places for a call's samples while it is in progress. Raises BadRequest, QuotaExceeded, Overloaded."""
+        """Reserve capacity for a call's samples while it is in progress. Raises BadRequest, QuotaExceeded, Overloaded."""
         account = self._tenants[tenant]
         quota = account.quota
-        most = min(quota.max_n, quota.open_samples, self._places - self._kept * (len(self._tenants) - 1))
+        most = min(quota.max_n, quota.open_samples, self._places - self._reserved * (len(self._tenants) - 1))
         if samples > most:
             raise BadRequest(f"n is {samples}; at most {most} samples are made per call here.", field="n")
         if account.open + samples > quota.open_samples:
             limit = f"{account.open} samples are in progress, of {quota.open_samples} (serve.quota.open_samples)."
             raise self._exceeded(tenant, limit, 1.0)
-        own = max(0, self._kept - account.open)
-        if samples > self._places - self._open - (self._kept_free - own):
+        own = max(0, self._reserved - account.open)
+        if samples > self._places - self._open - (self._reserved_free - own):
             self._refused(tenant, Overloaded.code)
             raise Overloaded(
                 f"The server is overloaded: {self._open} samples are being generated, as many as fit; try again in a moment."
@@ -173,7 +173,7 @@ class Quotas:
             raise self._exceeded(tenant, why, wait_s, "tokens")
 
     def give_back_tokens(self, tenant: str, tokens: int) -> None:
-        """Return the tokens that a finished call did not use."""
+        """Refund the tokens that a finished call did not use."""
         bucket = self._tenants[tenant].tokens
         if bucket is not None:
             bucket.give_back(tokens)
@@ -186,11 +186,11 @@ class Quotas:
         self, tenant: str, why: str, wait_s: float, kind: Literal["requests", "tokens"] = "requests"
     ) -> QuotaExceeded:
         self._refused(tenant, QuotaExceeded.code)
-        wait = f"{math.ceil(1000 * wait_s) / 1000:g}s"  # Codex reads it from these words
+        wait = f"{math.ceil(1000 * wait_s) / 1000:g}s"  # Codex parses the wait from this message
         return QuotaExceeded(f"Rate limit reached: {why} Please try again in {wait}.", kind=kind, retry_after_s=wait_s)
 
     def _change(self, account: _Tenant, samples: int) -> None:
-        before = max(0, self._kept - account.open)
+        before = max(0, self._reserved - account.open)
         account.open += samples
         self._open += samples
-        self._kept_free += max(0, self._kept - account.open) - before
+        self._reserved_free += max(0, self._reserved - account.open) - before

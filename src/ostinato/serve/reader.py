@@ -1,7 +1,7 @@
-"""Offloads long requests to a helper process: bodies are validated, rendered and tokenised beside the gateway's interpreter.
+"""Offloads long requests to a helper process, which validates, renders and tokenises them outside the gateway's interpreter.
 
-Python runs one thread of a process at a time, so that a long request read on a thread takes turns with the engine and the event loop. This
-is the gateway's end; the helper's is `reader_child`.
+Because of Python's global interpreter lock, a long request parsed on a thread would compete with the engine and the event loop. This module
+is the gateway's side; the helper's is `reader_child`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ostinato.core.errors import BadRequest, TooLarge, Unavailable
 from ostinato.core.records import Signal
 from ostinato.core.seams import AnswerReader, Renderer
 from ostinato.serve.dialects.dialect import Omissions
-from ostinato.serve.dialects.items import FoundItem, ItemReader, ReadItems
+from ostinato.serve.dialects.items import FoundItem, ItemCache, ItemReader
 from ostinato.serve.reader_child import (
     BODY_PARSERS,
     GROWTH_BYTES,
@@ -44,20 +44,20 @@ from ostinato.serve.reader_child import (
 )
 
 LONG_CHARS = 16_384
-"""Characters of a prompt, or bytes of a body, from which on the helper reads it: 3 ms that it saves the others, for a hop of 0.5."""
+"""Characters of a prompt, or bytes of a body, from which on the helper is used: it saves 3 ms here and costs 0.5 ms of transfer."""
 LONG_HISTORY_CHARS = 131_072
-"""The same for what follows a stored turn, of which only the new messages are tokenised."""
+"""The same threshold for the continuation of a stored turn, where only the new messages are tokenised."""
 CPU_S, LONGEST_S = 20.0, 300.0
-"""Processor time that one request may take of the helper, and time in all: then it ends, and the request is refused. On a busy machine the
-helper, which steps back, gets a tenth of a core.
+"""Processor time and wall time that one request may take in the helper; then the helper exits and the request is refused. The wall time is
+generous because the helper has a low priority and may get a tenth of a core on a busy machine.
 """
 START_S = 60.0
-"""How long a start may take, during which long requests are read in the gateway."""
-_CROWDED = 20_000  # values of a body, roughly, from which on nothing of it is looked at here
-_FEW = 256  # and up to which a body of any length is read in less time than the hop takes
-_SLACK_S = 10.0  # after which it is ended from outside
-_TRIES, _AGAIN_S = 3, 60.0  # to start it, and how long it is left alone then
-_KEPT_S = 60.0  # how long it is known that a request takes too much
+"""Longest start of the helper, during which long requests are parsed in the gateway."""
+_MAX_VALUES_HERE = 20_000  # approximate values in a body from which on the gateway does not even split it into items
+_FEW_VALUES = 256  # approximate values below which a body of any length is parsed faster than transferred
+_SLACK_S = 10.0  # after the helper's own limit, until the gateway kills it
+_TRIES, _AGAIN_S = 3, 60.0  # attempts to start it, and the pause after they fail
+_REFUSED_S = 60.0  # how long a request that exceeded a limit is refused at once
 _VARIABLES = {"PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH"} | {
     "XDG_CACHE_HOME",
     "HF_HOME",
@@ -65,23 +65,23 @@ _VARIABLES = {"PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV",
     "HF_HUB_OFFLINE",
 }
 _PREFIXES = ("LC_", "PYTHON")
-_NOT_ITS_OWN = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
-"""Signals that do not end it, but its gateway, which still has calls to answer then; it ends with its input."""
+_BLOCKED_SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+"""Signals that the helper blocks, so that the gateway can finish its calls first. The helper exits when its input closes."""
 _ABSENT = "the process that reads long requests does not start, so they are read beside the engine and slow it down"
 _LOG = logging.getLogger(__name__)
-_SAID, _FOUND = msgspec.json.Decoder(ReaderAnswer), msgspec.json.Decoder(list[FoundItem | None])
+_ANSWER, _ITEMS = msgspec.json.Decoder(ReaderAnswer), msgspec.json.Decoder(list[FoundItem | None])
 _SIGNALS = msgspec.json.Decoder(list[Signal])
 
 
 class PromptLength(NamedTuple):
-    """The length of a prompt to be counted, in characters and in tokens; 0 tokens if it has too many characters."""
+    """The length of a prompt in characters and tokens; 0 tokens if it has too many characters to be tokenised."""
 
     chars: int
     tokens: int
 
 
 class ReadEvents(NamedTuple):
-    """A body of feedback: how many events it has, and its signals or why they are refused; `listed`: it is a list."""
+    """A parsed feedback body: the number of its events, and its signals or the reason for refusal. `listed`: the body is a list."""
 
     events: int
     listed: bool
@@ -90,19 +90,19 @@ class ReadEvents(NamedTuple):
 
 
 class RequestReader:
-    """The helper as the gateway sees it. Its methods block: call them on the thread of long requests. Thread-safe.
+    """The gateway's interface to the helper. Its methods block: call them on the thread for long requests. Thread-safe.
 
-    The first long request starts the helper. They return None for what must be read here: what is short, and everything while the helper
-    starts or cannot be started. They raise TooLarge if the request took more time or memory than one may, and Unavailable if the helper
-    was killed while it read. `failures` counts how often it failed, `answers` how often it answered; `trouble` says why it failed last, ""
-    since it has answered again.
+    The first long request starts the helper. Methods return None for what the gateway must parse itself: short requests, and all requests
+    while the helper is starting or cannot be started. They raise TooLarge if the request exceeded a limit on time or memory, and
+    Unavailable if the helper was killed while it worked on the request. `failures` and `answers` count its failures and answers; `trouble`
+    is the reason of the last failure, "" once it has answered again.
 
     Args:
         model: the model's directory.
-        depth, values: the limits of a JSON body.
-        renderer: "module:class" of what renders and tokenises there, made of the directory.
-        cpu_s, longest_s: seconds that one request may take, of the processor and in all.
-        start_s: seconds that a start may take.
+        depth, values: limits of a JSON body.
+        renderer: "module:class" of the renderer that the helper makes from the directory.
+        cpu_s, longest_s: seconds of processor time and of wall time that one request may take.
+        start_s: longest start, in seconds.
 
     Example: ``reader = RequestReader(path, depth=64, values=100_000); ids = reader.chat(conversation)``
     """
@@ -124,17 +124,17 @@ class RequestReader:
         self._lock = threading.Lock()
         self._current: _Process | None = None
         self._starting: _Process | None = None
-        self._too_large: dict[bytes, tuple[str, float]] = {}  # by digest, the limit and until when it is known
+        self._too_large: dict[bytes, tuple[str, float]] = {}  # digest of a request -> exceeded limit, and expiry
         self._turn, self._tries, self._not_before, self._closed = 0, 0, 0.0, False
         self.failures, self.answers, self.trouble = 0, 0, ""
 
     @property
     def pid(self) -> int | None:
-        """The process id of the helper that is asked; None while there is none."""
+        """The process id of the running helper; None without one."""
         return None if self._current is None else self._current.pid
 
     async def close(self) -> None:
-        """End the helper, and start no other; whoever waits for it gets Unavailable."""
+        """End the helper for good; requests in progress there get Unavailable."""
         self._closed = True
         for each in (self._current, self._starting):
             if each is not None:
@@ -149,81 +149,81 @@ class RequestReader:
 
         await asyncio.to_thread(reap)
 
-    # ------------------------------------------------------------ what it is asked
+    # ------------------------------------------------------------ requests to the helper
 
-    def ahead(self, parse: Callable[..., Any], data: bytes, items: ReadItems, value: Any, *, hashed: bool) -> ReadItems:
-        """The items of a body, read by the helper if they are long and new: pass them to the parser in the place of `items`.
+    def ahead(self, parse: Callable[..., Any], data: bytes, items: ItemCache, value: Any, *, hashed: bool) -> ItemCache:
+        """Return the items of a body as parsed by the helper, if they are long and new; pass them to the parser in place of `items`.
 
-        `value`: the body as JSON, None if it is not parsed yet; `hashed`: digests are computed, too. Raises BadRequest, TooLarge,
+        `value`: the body as JSON, or None if it is not parsed yet; `hashed`: compute digests, too. Raises BadRequest, TooLarge,
         Unavailable.
         """
-        if parse.__name__ not in BODY_PARSERS or _values(data) < _FEW:
+        if parse.__name__ not in BODY_PARSERS or _values(data) < _FEW_VALUES:
             return items
         if value is not None and _news(value, items) < LONG_CHARS:
             return items
-        found = self._asked(ReaderJob(name="read", parser=parse.__name__, hashed=hashed, limits=self._limits), data)
-        return items if found is None else _Ahead(items, _FOUND.decode(found[1]))
+        reply = self._ask(ReaderJob(name="read", parser=parse.__name__, hashed=hashed, limits=self._limits), data)
+        return items if reply is None else _PreparsedItems(items, _ITEMS.decode(reply[1]))
 
     def count(self, data: bytes, most: int) -> PromptLength | None:
-        """The length of a prompt to be counted, which has at most `most` characters. Raises BadRequest, TooLarge, Unavailable."""
+        """Return the length of a prompt of at most `most` characters. Raises BadRequest, TooLarge, Unavailable."""
         if len(data) < LONG_CHARS:
             return None
-        found = self._asked(ReaderJob(name="count", most=most, limits=self._limits), data)
-        return None if found is None else PromptLength(found[0].chars, found[0].number)
+        reply = self._ask(ReaderJob(name="count", most=most, limits=self._limits), data)
+        return None if reply is None else PromptLength(reply[0].chars, reply[0].number)
 
     def chat(self, conversation: Conversation) -> list[int] | None:
-        """The ids of a long conversation (`Renderer.chat`). Raises BadRequest, Unavailable."""
+        """Return the ids of a long conversation (`Renderer.chat`). Raises BadRequest, Unavailable."""
         return self._ids(ReaderJob(name="chat"), conversation)
 
     def follow_up(self, conversation: Conversation, known: int) -> list[int] | None:
-        """The ids that follow a turn in a long conversation (`Renderer.follow_up`). Raises BadRequest, Unavailable."""
+        """Return the ids that follow a turn in a long conversation (`Renderer.follow_up`). Raises BadRequest, Unavailable."""
         return self._ids(ReaderJob(name="follow", known=known), conversation, LONG_HISTORY_CHARS)
 
     def encode(self, text: str) -> list[int] | None:
-        """The ids of a long text (`Renderer.encode`). Raises BadRequest, Unavailable."""
+        """Return the ids of a long text (`Renderer.encode`). Raises BadRequest, Unavailable."""
         if len(text) < LONG_CHARS:
             return None
         try:
             body = text.encode()
-        except UnicodeEncodeError:  # which is refused here
+        except UnicodeEncodeError:  # the gateway refuses it
             return None
-        return _ids_of(self._asked(ReaderJob(name="encode"), body))
+        return _ids_of(self._ask(ReaderJob(name="encode"), body))
 
     def feedback(self, data: bytes, tenant: str, now: float) -> ReadEvents | None:
-        """The events in a body (`parse_feedback`). Raises BadRequest, TooLarge for a body that is no JSON; Unavailable."""
+        """Parse the events in a body (`parse_feedback`). Raises BadRequest or TooLarge if the body is not JSON; Unavailable."""
         if len(data) < LONG_CHARS:
             return None
-        found = self._exchanged(ReaderJob(name="feedback", tenant=tenant, now=now, limits=self._limits), data)
+        found = self._exchange(ReaderJob(name="feedback", tenant=tenant, now=now, limits=self._limits), data)
         if found is None or found[0].unread:
             return None
-        said, body = found
-        if said.refusal is None:
-            return ReadEvents(said.number, bool(said.chars), _SIGNALS.decode(body), None)
-        error = _refused(said)
-        if not said.number:  # it was no JSON
+        reply, body = found
+        if reply.refusal is None:
+            return ReadEvents(reply.number, bool(reply.chars), _SIGNALS.decode(body), None)
+        error = _refused(reply)
+        if not reply.number:  # it was not JSON
             raise error
-        return ReadEvents(said.number, False, (), error)
+        return ReadEvents(reply.number, False, (), error)
 
     def _ids(self, job: ReaderJob, conversation: Conversation, least: int = LONG_CHARS) -> list[int] | None:
         if conversation.chars + PART_CHARS * conversation.parts < least:
             return None
         try:
             body = msgspec.json.encode(conversation)
-        except UnicodeEncodeError:  # half of a surrogate pair, which is refused here
+        except UnicodeEncodeError:  # half of a surrogate pair; the gateway refuses it
             return None
-        return _ids_of(self._asked(job, body))
+        return _ids_of(self._ask(job, body))
 
-    def _asked(self, job: ReaderJob, body: bytes) -> tuple[ReaderAnswer, bytes] | None:
-        found = self._exchanged(job, body)
-        if found is None or found[0].unread:
+    def _ask(self, job: ReaderJob, body: bytes) -> tuple[ReaderAnswer, bytes] | None:
+        reply = self._exchange(job, body)
+        if reply is None or reply[0].unread:
             return None
-        if found[0].refusal is not None:
-            raise _refused(found[0])
-        return found
+        if reply[0].refusal is not None:
+            raise _refused(reply[0])
+        return reply
 
     # ------------------------------------------------------------ the process
 
-    def _exchanged(self, job: ReaderJob, body: bytes) -> tuple[ReaderAnswer, bytes] | None:
+    def _exchange(self, job: ReaderJob, body: bytes) -> tuple[ReaderAnswer, bytes] | None:
         with self._lock:
             self._look()
             self._refuse_known(job, body)
@@ -233,47 +233,48 @@ class RequestReader:
             self._turn += 1
             job.turn = self._turn
             try:
-                head, found = process.ask(msgspec.json.encode(job), body, self._longest_s + _SLACK_S)
-                said = _SAID.decode(head)
-                if said.turn != job.turn:
+                head, reply_body = process.ask(msgspec.json.encode(job), body, self._longest_s + _SLACK_S)
+                reply = _ANSWER.decode(head)
+                if reply.turn != job.turn:
                     raise _OutOfStep
             except EOFError:
                 why = "it was killed, or failed as the gateway's output says"
             except TimeoutError:
                 why = f"it did not answer within {self._longest_s + _SLACK_S:g} s"
             except _OutOfStep:
-                why = "what it said answers another"
-            except BaseException:  # such as for want of memory: what is left in the pipes would answer the next request
+                why = "its answer belongs to another request"
+            except BaseException:  # such as MemoryError: data left in the pipes would answer the next request
                 self._replace()
                 raise
             else:
                 self.answers, self.trouble = self.answers + 1, ""
-                process.grown = said.grown
-                if said.grown and self._starting is None:
+                process.grown = reply.grown
+                if reply.grown and self._starting is None:
                     self._begin()
-                return said, found
+                return reply, reply_body
             code = self._replace()
-            excess = "" if process.grown else self._excess(code)  # what others left there is no fault of this request
+            # memory left by earlier requests is not this one's fault
+            excess = "" if process.grown else self._excess(code)
             why = f"the request took more than {excess}" if excess else why
             self._failed(f"the process that reads long requests ended while it read one of {len(body)} bytes: {why}")
             if excess:
-                self._too_large[_digest(job, body)] = excess, time.monotonic() + _KEPT_S
+                self._too_large[_digest(job, body)] = excess, time.monotonic() + _REFUSED_S
                 raise _too_much(excess)
         raise Unavailable("The process that reads long requests ended while it read this one; send it again.")
 
     def _excess(self, code: int | None) -> str:
-        """The limit of a request that ended a helper with this exit code; "" if something else did."""
+        """Return the limit whose excess ended the helper with this exit code; "" if something else ended it."""
         memory = f"{4 * GROWTH_BYTES >> 20} MiB of memory"
         limits = {
             -signal.SIGPROF: f"{self._hello.cpu_s:g} s of processor time",
             -signal.SIGALRM: f"{self._longest_s:g} s",
             NO_MEMORY: memory,
-            -signal.SIGABRT: memory,  # a tokenizer's way
+            -signal.SIGABRT: memory,  # a tokenizer aborts when it runs out
         }
         return limits.get(code or 0, "")
 
     def _refuse_known(self, job: ReaderJob, body: bytes) -> None:
-        """Raise TooLarge for what has just proved to be."""
+        """Raise TooLarge for a request that has recently exceeded a limit."""
         if not self._too_large:
             return
         now = time.monotonic()
@@ -283,32 +284,32 @@ class RequestReader:
             raise _too_much(excess)
 
     def _look(self) -> None:
-        """See what became of the helpers, without waiting: one that is ready takes its place, for one that ended another starts."""
-        if self._current is not None and self._current.ended():  # while nobody asked it
+        """Update the state of the helpers without waiting: a ready one replaces the current one, and one that has ended is restarted."""
+        if self._current is not None and self._current.ended():  # while it was idle
             self._replace()
         starting = self._starting
         if starting is None:
             if self._current is None:
                 self._begin()
             return
-        said = starting.first_word()
-        if said == READY:
+        message = starting.first_message()
+        if message == READY:
             if self._current is not None:
                 self._current.end()
             self._current, self._starting, self._tries = starting, None, 0
             return
-        late = said is None and time.monotonic() > starting.since + self._start_s
-        if said is None and not late:
+        late = message is None and time.monotonic() > starting.since + self._start_s
+        if message is None and not late:
             return
         starting.end()
         self._starting, self._tries = None, self._tries + 1
         if late or self._tries >= _TRIES:
-            self._left_alone(f"{_ABSENT}; the gateway's output says why")
+            self._pause_starts(f"{_ABSENT}; the gateway's output says why")
         else:
             self._begin()
 
     def _replace(self) -> int | None:
-        """End the helper that is asked, and start another unless one starts already. Returns the exit code as `_Process.end`."""
+        """End the current helper, and start another unless one is starting. Return the exit code as `_Process.end` does."""
         code = None if self._current is None else self._current.end()
         self._current = None
         if self._starting is None:
@@ -321,11 +322,11 @@ class RequestReader:
         try:
             self._starting = _Process(self._hello, self)
         except OSError as error:
-            self._left_alone(f"{_ABSENT}: {error}")
-        if self._closed and self._starting is not None:  # meanwhile
+            self._pause_starts(f"{_ABSENT}: {error}")
+        if self._closed and self._starting is not None:  # `close` was called meanwhile
             self._starting.kill()
 
-    def _left_alone(self, why: str) -> None:
+    def _pause_starts(self, why: str) -> None:
         self._tries, self._not_before = 0, time.monotonic() + _AGAIN_S
         self._failed(why)
 
@@ -343,24 +344,24 @@ def _digest(job: ReaderJob, body: bytes) -> bytes:
 
 
 def _environment() -> dict[str, str]:
-    """Of this process's environment, what an interpreter and a tokenizer use: keys stay here."""
+    """Return the environment for the helper: what an interpreter and a tokenizer need, without keys."""
     kept = {name: value for name, value in os.environ.items() if name in _VARIABLES or name.startswith(_PREFIXES)}
-    return {**kept, "TRANSFORMERS_VERBOSITY": "error"}  # it would warn that there is no torch
+    return {**kept, "TRANSFORMERS_VERBOSITY": "error"}  # it would warn that torch is missing
 
 
 class _OutOfStep(Exception):
-    """A helper's answer belongs to another request."""
+    """The helper's answer belongs to another request."""
 
 
 class _Process:
-    """A helper and its pipes, ended with `owner` at the latest. `since`: when it was started, on the monotonic clock; `grown`: it has said
-    so. Raises OSError.
+    """A helper process and its pipes; it is killed when `owner` is garbage-collected, at the latest. `since`: its start time on the
+    monotonic clock; `grown`: it has reported that its memory grew. Raises OSError.
     """
 
     grown = False
 
     def __init__(self, hello: ReaderHello, owner: object) -> None:
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_ITS_OWN)  # which the process inherits
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)  # inherited by the process
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "ostinato.serve.reader_child"],
@@ -375,51 +376,51 @@ class _Process:
         assert self._process.stdout is not None
         self.pid, self.since = self._process.pid, time.monotonic()
         self.kill = weakref.finalize(owner, self._process.kill)
-        self._asks, self._says = self._process.stdin.fileno(), self._process.stdout.fileno()
-        os.set_blocking(self._asks, False)
+        self._requests, self._replies = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._requests, False)
         word = msgspec.json.encode(hello)
-        with contextlib.suppress(BrokenPipeError):  # its end is noticed later
-            os.write(self._asks, SIZES.pack(len(word), 0) + word)  # a pipe holds as much
+        with contextlib.suppress(BrokenPipeError):  # if it has ended, that is noticed later
+            os.write(self._requests, SIZES.pack(len(word), 0) + word)  # fits into the pipe's buffer
 
     def ended(self) -> bool:
-        """True once it has ended."""
+        """True once the process has ended."""
         return self._process.poll() is not None
 
     def end(self) -> int:
-        """End it and wait until it has; returns its exit code, or minus the number of the signal that ended it before."""
+        """End the process and wait for it. Return its exit code, or minus the number of the signal that ended it."""
         self.kill()
         with contextlib.suppress(OSError), self._process:  # closes its pipes, and waits
             self._process.kill()
         return self._process.returncode
 
-    def first_word(self) -> bytes | None:
-        """What it says before it is asked anything; None so far, b"" if it ended."""
+    def first_message(self) -> bytes | None:
+        """Return the process's first message: None if there is none yet, b"" if the process ended."""
         waiting = select.poll()
-        waiting.register(self._says, select.POLLIN)
-        return os.read(self._says, 1 << 10) if waiting.poll(0) else None
+        waiting.register(self._replies, select.POLLIN)
+        return os.read(self._replies, 1 << 10) if waiting.poll(0) else None
 
     def ask(self, head: bytes, body: bytes, seconds: float) -> tuple[bytes, bytes]:
-        """Send a head and a body, and receive what is said to them. Raises EOFError if it ends, TimeoutError."""
+        """Send a head and a body, and return the answer's. Raises EOFError if the process ends, TimeoutError."""
         until = time.monotonic() + seconds
         left: list[memoryview] = [memoryview(part) for part in (SIZES.pack(len(head), len(body)) + head, body) if part]
         data, size = bytearray(), SIZES.size
         waiting = select.poll()
-        waiting.register(self._says, select.POLLIN)
-        waiting.register(self._asks, select.POLLOUT)
+        waiting.register(self._replies, select.POLLIN)
+        waiting.register(self._requests, select.POLLOUT)
         while len(data) < size:
             ready = dict(waiting.poll(max(0, int(1000 * (until - time.monotonic())))))
             if not ready:
                 raise TimeoutError
-            if self._asks in ready:
+            if self._requests in ready:
                 try:
-                    left[0] = left[0][os.write(self._asks, left[0]) :]
+                    left[0] = left[0][os.write(self._requests, left[0]) :]
                 except OSError:
                     raise EOFError from None
                 left = left if left[0] else left[1:]
                 if not left:
-                    waiting.unregister(self._asks)
-            if self._says in ready:
-                part = os.read(self._says, 1 << 20)
+                    waiting.unregister(self._requests)
+            if self._replies in ready:
+                part = os.read(self._replies, 1 << 20)
                 if not part:
                     raise EOFError
                 data += part
@@ -430,40 +431,40 @@ class _Process:
         return bytes(data[SIZES.size : SIZES.size + heads]), bytes(data[SIZES.size + heads :])
 
 
-def _refused(said: ReaderAnswer) -> BadRequest:
-    assert said.refusal is not None
-    name, text, field = said.refusal
+def _refused(reply: ReaderAnswer) -> BadRequest:
+    assert reply.refusal is not None
+    name, text, field = reply.refusal
     return REFUSALS[name](text, field=field)
 
 
-def _ids_of(found: tuple[ReaderAnswer, bytes] | None) -> list[int] | None:
-    if found is None:
+def _ids_of(reply: tuple[ReaderAnswer, bytes] | None) -> list[int] | None:
+    if reply is None:
         return None
     ids = array("i")
-    ids.frombytes(found[1])
+    ids.frombytes(reply[1])
     return ids.tolist()
 
 
 def crowded(data: bytes) -> bool:
-    """True if a body may hold so many values that even cutting it into its items takes noticeable time."""
-    return len(data) >= LONG_CHARS and _values(data) > _CROWDED
+    """Return True if a body may hold so many values that even splitting it into items takes noticeable time."""
+    return len(data) >= LONG_CHARS and _values(data) > _MAX_VALUES_HERE
 
 
 def _values(data: bytes) -> int:
-    """About how many values a body has, those in texts of JSON included."""
+    """Return about how many values a body has, counting also those inside strings of JSON."""
     return data.count(b",") + data.count(b"[") + data.count(b"{")
 
 
-def _news(value: Any, items: ReadItems) -> int:
-    """The bytes of a body's items that were not read before. What else it holds, such as tools, is parsed here each time."""
+def _news(value: Any, items: ItemCache) -> int:
+    """Return the total bytes of a body's uncached items. Its other fields, such as tools, are parsed by the gateway each time."""
     lists: Iterable[Any] = value.values() if isinstance(value, dict) else ()
     return sum(items.unknown(each) for each in lists if isinstance(each, list))
 
 
-class _Ahead(ReadItems):
-    """A tenant's items, with what was found in those of one body, in their order."""
+class _PreparsedItems(ItemCache):
+    """A tenant's cache of items, fed with the helper's results for the items of one body, in their order."""
 
-    def __init__(self, items: ReadItems, found: Sequence[FoundItem | None]) -> None:
+    def __init__(self, items: ItemCache, found: Sequence[FoundItem | None]) -> None:
         super().__init__()
         self._items, self._found = items, iter(found)
 
@@ -477,7 +478,7 @@ class _Ahead(ReadItems):
 
 
 class LongRenderer:
-    """What `Sessions` needs of a renderer, long conversations by the helper. Example: ``LongRenderer(renderer, reader).chat(told)``"""
+    """The part of `Renderer` that `Sessions` needs; long inputs go to the helper. Example: ``LongRenderer(renderer, reader).chat(told)``"""
 
     def __init__(self, renderer: Renderer, reader: RequestReader | None) -> None:
         self._renderer, self._reader = renderer, reader
@@ -491,16 +492,16 @@ class LongRenderer:
         return self._renderer.stop_ids()
 
     def chat(self, conversation: Conversation) -> list[int]:
-        """As `Renderer.chat`. Raises Unavailable, too."""
+        """As `Renderer.chat`. Raises also Unavailable."""
         found = None if self._reader is None else self._reader.chat(conversation)
         return self._renderer.chat(conversation) if found is None else found
 
     def follow_up(self, conversation: Conversation, known: int) -> list[int]:
-        """As `Renderer.follow_up`. Raises Unavailable, too."""
+        """As `Renderer.follow_up`. Raises also Unavailable."""
         found = None if self._reader is None else self._reader.follow_up(conversation, known)
         return self._renderer.follow_up(conversation, known) if found is None else found
 
     def encode(self, text: str) -> list[int]:
-        """As `Renderer.encode`. Raises Unavailable, too."""
+        """As `Renderer.encode`. Raises also Unavailable."""
         found = None if self._reader is None else self._reader.encode(text)
         return self._renderer.encode(text) if found is None else found

@@ -1,7 +1,7 @@
-"""The process that reads long requests: validates, renders and tokenises what the gateway sends, one request after the other.
+"""The helper process for long requests: validates, renders and tokenises what the gateway sends, one request after the other.
 
-It computes the same functions of the same bytes as the gateway would. What is said crosses two pipes, each message as a head and a body of
-declared length. It has no keys, no log and no conversations, and keeps nothing between two requests.
+It computes the same functions of the same bytes as the gateway would. Messages cross two pipes, each as a head and a body of declared
+length. The helper has no keys, no log and no conversations, and keeps nothing between two requests.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from ostinato.core.interpreter import keep_heaps_small
 from ostinato.core.seams import Renderer
 from ostinato.serve.dialects.anthropic import parse_count, parse_messages
 from ostinato.serve.dialects.dialect import Omissions
-from ostinato.serve.dialects.items import FoundItem, ItemReader, ReadItems
+from ostinato.serve.dialects.items import FoundItem, ItemCache, ItemReader
 from ostinato.serve.dialects.openai import parse_chat, parse_completion
 from ostinato.serve.dialects.responses import parse_compact, parse_responses
 from ostinato.serve.feedback.intake import count_events, parse_feedback
 from ostinato.serve.wire.body import parse_json
 
 GROWTH_BYTES = 192 << 20
-"""How much the helper may grow before another takes its place; four times that ends it in the middle."""
+"""Growth of the helper's memory after which a new helper replaces it. Four times as much ends it at once."""
 ITEMS = ("messages", "input")
-"""The fields whose items agents repeat with every call; each item is read once."""
+"""The fields whose items agents repeat with every call; their items are parsed through a cache."""
 SIZES = struct.Struct(">II")  # of a head and a body
 READY = b"ready"
-NO_MEMORY = 86  # its exit code when a request takes more memory
-_NICE = 10  # the engine and the event loop come first
+NO_MEMORY = 86  # exit code after a request that took too much memory
+_NICE = 10  # priority below the engine and the event loop
 _T = TypeVar("_T")
-BODY_PARSERS: dict[str, Callable[[Any, ReadItems], Any]] = {
+BODY_PARSERS: dict[str, Callable[[Any, ItemCache], Any]] = {
     parse.__name__: parse
     for parse in (parse_chat, parse_completion, parse_messages, parse_count, parse_responses, parse_compact)
 }
 REFUSALS: dict[str, type[BadRequest]] = {each.__name__: each for each in (BadRequest, TooLarge, NotFound)}
 
-# ---------------------------------------------------------------- messages between both ends
+# ---------------------------------------------------------------- messages between gateway and helper
 
 
 class ReaderJob(msgspec.Struct, omit_defaults=True):
-    """What the helper is asked about the body that follows. `turn`: the answer repeats it; `limits`: of depth and values; `known`: of
-    `follow`; `most`: of `count`, in characters.
+    """A request about the body that follows. `turn`: echoed by the answer; `limits`: JSON depth and values; `known`: for `follow`, the
+    number of known messages; `most`: for `count`, in characters.
     """
 
     name: str
@@ -68,8 +68,8 @@ class ReaderJob(msgspec.Struct, omit_defaults=True):
 
 
 class ReaderAnswer(msgspec.Struct, omit_defaults=True):
-    """What it says. `refusal`: the error's class, text and field; `unread`: the gateway must read the body itself; `grown`: another should
-    take its place.
+    """The helper's answer. `refusal`: the error's class, text and field; `unread`: the gateway must parse the body itself; `grown`: the
+    helper should be replaced.
     """
 
     refusal: tuple[str, str, str | None] | None = None
@@ -81,7 +81,7 @@ class ReaderAnswer(msgspec.Struct, omit_defaults=True):
 
 
 class ReaderHello(msgspec.Struct):
-    """What it is told first. `cpu_s`, `longest_s`: of one request, in seconds."""
+    """The first message to the helper. `cpu_s`, `longest_s`: limits per request, in seconds."""
 
     renderer: str
     model: str
@@ -93,10 +93,10 @@ _JOB, _CONVERSATION = msgspec.json.Decoder(ReaderJob), msgspec.json.Decoder(Conv
 
 
 def read_body(
-    parse: Callable[[Any, ReadItems], _T], data: bytes, items: ReadItems, limits: tuple[int, int], value: Any = None
+    parse: Callable[[Any, ItemCache], _T], data: bytes, items: ItemCache, limits: tuple[int, int], value: Any = None
 ) -> _T:
-    """The request that a parser of a dialect finds in a body, its items read through `items`. `limits`: of depth and
-    values; `value`: the body as JSON, if it is parsed already. Raises BadRequest, TooLarge.
+    """Parse a body with a dialect's parser; its items are parsed through `items`. `limits`: JSON depth and values; `value`: the body as
+    JSON, if it is parsed already. Raises BadRequest, TooLarge.
     """
     depth, values = limits
     try:
@@ -104,15 +104,15 @@ def read_body(
     except BadRequest:
         raise
     except ValueError:
-        parse_json(data, depth=depth, values=values)  # tells what is malformed, and where
+        parse_json(data, depth=depth, values=values)  # raises an error that locates what is malformed
         raise
 
 
-# ---------------------------------------------------------------- the helper's end
+# ---------------------------------------------------------------- the helper's side
 
 
-class _Recorded(ReadItems):
-    """Reads every item, and records in order what was found; None for what only the gateway can make of it."""
+class _RecordingItems(ItemCache):
+    """Parses every item and records the results in order; None for an item that only the gateway can process."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class _Recorded(ReadItems):
 
 
 def answer(job: ReaderJob, body: bytes, renderer: Renderer) -> tuple[ReaderAnswer, bytes]:
-    """What a job comes to. Pure."""
+    """Return the answer to a job. Pure."""
     try:
         return _WORK[job.name](job, body, renderer)
     except BadRequest as error:
@@ -142,7 +142,7 @@ def answer(job: ReaderJob, body: bytes, renderer: Renderer) -> tuple[ReaderAnswe
 
 
 def _read(job: ReaderJob, body: bytes, renderer: Renderer) -> tuple[ReaderAnswer, bytes]:
-    items = _Recorded()
+    items = _RecordingItems()
     found = read_body(BODY_PARSERS[job.parser], body, items, job.limits)
     conversation = getattr(found, "conversation", None)
     if job.hashed and isinstance(conversation, Conversation):
@@ -151,7 +151,7 @@ def _read(job: ReaderJob, body: bytes, renderer: Renderer) -> tuple[ReaderAnswer
 
 
 def _count(job: ReaderJob, body: bytes, renderer: Renderer) -> tuple[ReaderAnswer, bytes]:
-    request = read_body(parse_count, body, ReadItems(), job.limits)
+    request = read_body(parse_count, body, ItemCache(), job.limits)
     if request.context_management is not None:
         return ReaderAnswer(unread=True), b""
     chars = request.conversation.chars
@@ -169,7 +169,7 @@ def _feedback(job: ReaderJob, body: bytes, renderer: Renderer) -> tuple[ReaderAn
         signals = parse_feedback(value, tenant=job.tenant, now=job.now)
     except (BadRequest, TooLarge) as error:
         return ReaderAnswer(number=number, refusal=(type(error).__name__, str(error), error.field)), b""
-    # `chars`: 1 for a list
+    # `chars` is 1 for a list
     return ReaderAnswer(number=number, chars=int(isinstance(value, list))), msgspec.json.encode(signals)
 
 
@@ -184,55 +184,58 @@ _WORK: dict[str, Callable[[ReaderJob, bytes, Renderer], tuple[ReaderAnswer, byte
 
 
 def main() -> None:
-    """Answer until the input ends. A request that takes too long, or too much memory, ends the process."""
+    """Answer requests until the input closes. A request that exceeds a limit on time or memory ends the process."""
     keep_heaps_small()
-    asks, says = os.dup(0), os.dup(1)
-    threading.Thread(target=_end_with, args=(asks,), daemon=True).start()
+    requests, replies = os.dup(0), os.dup(1)
+    threading.Thread(target=_exit_with, args=(requests,), daemon=True).start()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    sys.modules["torch"] = cast("Any", None)  # tokenizers do without, and it takes 200 MB
-    hello = msgspec.json.decode(_received(asks)[0], type=ReaderHello)
+    sys.modules["torch"] = cast("Any", None)  # tokenizers work without it, and it takes 200 MB
+    hello = msgspec.json.decode(_received(requests)[0], type=ReaderHello)
     module, _, name = hello.renderer.partition(":")
     renderer = cast("Renderer", getattr(importlib.import_module(module), name)(Path(hello.model)))
-    small, bound = _memory(_RESIDENT), _memory(_DATA) + 4 * GROWTH_BYTES
-    most = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    resource.setrlimit(resource.RLIMIT_DATA, (bound if most == resource.RLIM_INFINITY else min(bound, most), most))
-    os.write(says, READY)
+    baseline, data_limit = _memory(_RESIDENT), _memory(_DATA) + 4 * GROWTH_BYTES
+    hard_limit = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(
+        resource.RLIMIT_DATA,
+        (data_limit if hard_limit == resource.RLIM_INFINITY else min(data_limit, hard_limit), hard_limit),
+    )
+    os.write(replies, READY)
     os.nice(_NICE)
     while True:
         try:
-            head, body = _received(asks)
+            head, body = _received(requests)
         except EOFError:
             return
         signal.setitimer(signal.ITIMER_REAL, hello.longest_s)
         signal.setitimer(signal.ITIMER_PROF, hello.cpu_s)
         job = _JOB.decode(head)
-        said, found = answer(job, body, renderer)
-        said.turn = job.turn
+        reply, reply_body = answer(job, body, renderer)
+        reply.turn = job.turn
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        said.grown = _memory(_RESIDENT) > small + GROWTH_BYTES
-        _send(says, msgspec.json.encode(said), found)
+        reply.grown = _memory(_RESIDENT) > baseline + GROWTH_BYTES
+        _send(replies, msgspec.json.encode(reply), reply_body)
 
 
-def _end_with(asks: int) -> None:
-    """End this process in the middle of whatever it does once the gateway's end of the pipe is closed. For a thread of its own."""
+def _exit_with(requests: int) -> None:
+    """Exit the process, whatever it is doing, once the gateway's end of the pipe is closed. Runs on its own thread."""
     waiting = select.poll()
-    waiting.register(asks, 0)  # a pipe's other end that is closed is told always
+    waiting.register(requests, 0)  # a hang-up is always reported
     waiting.poll()
     os._exit(0)
 
 
-_RESIDENT, _DATA = 1, 5  # their places in /proc/self/statm
+_RESIDENT, _DATA = 1, 5  # columns of /proc/self/statm
 
 
 def _memory(place: int) -> int:
-    """Bytes of this process's memory of one kind."""
+    """Return this process's memory of one kind, in bytes."""
     return int(Path("/proc/self/statm").read_bytes().split()[place]) * resource.getpagesize()
 
 
 def _received(file: int) -> tuple[bytes, bytes]:
-    """A head and a body. Raises EOFError."""
+    """Receive a head and a body. Raises EOFError."""
     sizes = SIZES.unpack(_exactly(file, SIZES.size))
     return _exactly(file, sizes[0]), _exactly(file, sizes[1])
 

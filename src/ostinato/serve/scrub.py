@@ -1,7 +1,7 @@
-"""Scrubbing: secrets and personal data are masked by stable placeholders before the model sees them, and put back into its answers.
+"""Scrubbing: secrets and personal data are replaced by stable placeholders before the model sees them, and restored in its answers.
 
-A placeholder is a function of the person, the kind and the value: a value has the same tokens in every turn of a person, also after a
-restart. What it stands for is known from the request itself, because clients send the conversation with every call; nothing is stored.
+A placeholder is a function of the person, the kind and the value, so a value has the same tokens in every turn of a person, even after a
+restart. The values themselves come from the request, because clients send the conversation with every call; nothing is stored.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from ostinato.core.errors import BadConfig, OstinatoError
 from ostinato.core.records import Finish
 from ostinato.serve.config import PrivacyConfig
 from ostinato.serve.dialects.dialect import Counts, Json, Tokens, Whole, Writer
-from ostinato.serve.secret_detector import NEAR_A_WORD, PLACEHOLDER, SecretDetector, detector, is_named_secret
+from ostinato.serve.secret_detector import CONTEXTUAL_KINDS, PLACEHOLDER, SecretDetector, detector, is_named_secret
 
 _OPEN, _CLOSE = "\u27e8", "\u27e9"
-_TAG = 8  # hexadecimal digits; more where two values of a request have the same
-_PASSES = 4  # a masked value may leave another one beside it
+_DIGEST_CHARS = 8  # hexadecimal digits; more if two values of a request collide
+_PASSES = 4  # masking a value may expose another one beside it
 _LITERAL = re2.compile(rb'"(?:[^"\\]|\\.)*"')
-_BATCH = 1 << 15  # bytes of known values in one expression
-_LEAST_SECRET = 16  # bytes of the run's secret
+_BATCH = 1 << 15  # bytes of known values per regular expression
+_LEAST_SECRET = 16  # bytes of the operator's key
 _Item = TypeVar("_Item", Conversation, Demand, Message, Tool, ToolCall)
 _Words = Callable[[str], str]
-_Value = Callable[[str, str], str]  # of a JSON string, given the name that it stands under, "" if there is none
+_Value = Callable[[str, str], str]  # (name of the field, "" if there is none; string) -> its replacement
 
 
 class Scrubbing:
-    """What the gateway does about secrets and personal data (`privacy.scrub`). `secret`: a key that all gateways of a run have.
+    """Detects or masks secrets and personal data, as `privacy.scrub` says. `secret`: a key that all gateways of a run share.
 
-    Raises BadConfig for a secret that could be guessed.
+    Raises BadConfig for a secret short enough to be guessed.
 
     Example: ``Scrubbing(PrivacyConfig(scrub="mask"), key).person("acme", "ann").text("I am ann@example.com")``
     """
@@ -49,27 +49,27 @@ class Scrubbing:
         self._detector = detector(frozenset(config.scrub_ignored))
 
     def person(self, tenant: str, user: str) -> Scrubber:
-        """What masks one request, one answer or one event of this person."""
+        """Return the scrubber of one request, one answer or one event of this person."""
         return Scrubber(self._detector, self.key(tenant, user))
 
     def key(self, tenant: str, user: str) -> bytes:
-        """The key of a person's placeholders."""
+        """Return the key of a person's placeholders."""
         return hmac.digest(self._secret, json.dumps([tenant, user]).encode(), "sha256")
 
     def finds(self, text: str) -> bool:
-        """True if a text holds a secret or personal data."""
+        """Return True if a text holds a secret or personal data."""
         return bool(self._detector.find(_bytes(text)))
 
 
 def open_scrubbing(config: PrivacyConfig, secret: str) -> Scrubbing | None:
-    """The scrubbing of a run; None if nothing is looked for. Raises BadConfig."""
+    """Return the scrubbing of a run; None if it is off. Raises BadConfig."""
     return None if config.scrub == "off" else Scrubbing(config, secret.encode())
 
 
 class Scrubber:
-    """The values of one request and their placeholders.
+    """Masks the values of one request, and remembers them by placeholder.
 
-    A password is known by the words before it, and masked wherever it stands in the conversation.
+    Passwords are recognised by the words before them, and then masked wherever they occur in the conversation.
 
     Example::
 
@@ -82,32 +82,32 @@ class Scrubber:
         self._detector = detector
         self._key = key
         self.values: dict[str, str] = {}
-        self._near: dict[bytes, bytes] = {}  # values without a form of their own -> their placeholders
-        self._known: Sequence[re2.Pattern] = ()  # expressions that find these
+        self._near: dict[bytes, bytes] = {}  # values recognised only by the words before them -> placeholders
+        self._known: Sequence[re2.Pattern] = ()  # expressions that find these values anywhere
 
     def conversation(self, conversation: Conversation) -> Conversation:
-        """A conversation with placeholders, also in its tools and in what its answer must be; itself if it holds no value."""
+        """Return the conversation with placeholders, also in its tools and its answer's schema; unchanged if it holds no value."""
         masked = _mapped(conversation, self.text, self.json)
-        if self._near:  # they may have been said before they were known
+        if self._near:  # they may also occur before the place where they were recognised
             self._known = [_expression(batch) for batch in _batches(self._near)]
             masked = _mapped(masked, self.text, self.json)
         return masked
 
     def message(self, message: Message) -> Message:
-        """A message with placeholders; itself if it holds no value."""
+        """Return a message with placeholders; unchanged if it holds no value."""
         return _message(message, self.text, self.json)
 
     def text(self, text: str) -> str:
-        """A text with placeholders; itself if it holds no value."""
+        """Return a text with placeholders; unchanged if it holds no value."""
         data = _bytes(text)
         masked = self._masked(data)
         return text if masked is data else masked.decode(errors="surrogatepass")
 
     def json(self, text: str) -> str:
-        """JSON text with placeholders. A number that is a value becomes a string."""
+        """Return JSON text with placeholders. A number that is masked becomes a string."""
         data = _bytes(in_json(text, self._named))
         for _ in range(_PASSES):
-            found = self._stand_ins(data)
+            found = self._placeholders(data)
             if not found:
                 break
             literals = [match.span() for match in _LITERAL.finditer(data)]
@@ -116,19 +116,19 @@ class Scrubber:
         return data.decode(errors="surrogatepass")
 
     def restoring(self, writer: Writer, conversation: Conversation | None) -> Writer:
-        """A writer that puts the values back into the answer to this conversation; the same if there are none."""
+        """Return a writer that restores the values in the answer to this conversation; the same writer if there are none."""
         demand = None if conversation is None else conversation.demand
         escaped = demand is not None and demand.schema is not None
         return UnmaskingWriter(writer, self.values, escaped=escaped) if self.values else writer
 
     def _named(self, name: str, value: str) -> str:
         if is_named_secret(name, value):
-            return self._stand_in("PASSWORD", _bytes(value)).decode()
+            return self._placeholder("PASSWORD", _bytes(value)).decode()
         return self.text(value)
 
     def _masked(self, data: bytes) -> bytes:
         for _ in range(_PASSES):
-            found = self._stand_ins(data)
+            found = self._placeholders(data)
             if not found:
                 break
             data = _spliced(data, found)
@@ -138,15 +138,17 @@ class Scrubber:
                 data = _spliced(data, [(*match.span(), self._near[match.group()]) for match in found])
         return data
 
-    def _stand_ins(self, data: bytes) -> list[tuple[int, int, bytes]]:
-        return [(start, end, self._stand_in(kind, data[start:end])) for kind, start, end in self._detector.find(data)]
+    def _placeholders(self, data: bytes) -> list[tuple[int, int, bytes]]:
+        return [
+            (start, end, self._placeholder(kind, data[start:end])) for kind, start, end in self._detector.find(data)
+        ]
 
-    def _stand_in(self, kind: str, value: bytes) -> bytes:
+    def _placeholder(self, kind: str, value: bytes) -> bytes:
         digits, text = hmac.digest(self._key, value, "sha256").hex(), value.decode(errors="surrogatepass")
-        lengths = range(_TAG, len(digits) + 1, _TAG)
+        lengths = range(_DIGEST_CHARS, len(digits) + 1, _DIGEST_CHARS)
         choices = (f"{_OPEN}{kind}_{digits[:length]}{_CLOSE}" for length in lengths)
         placeholder = next(choice for choice in choices if self.values.setdefault(choice, text) == text)
-        if kind in NEAR_A_WORD:
+        if kind in CONTEXTUAL_KINDS:
             self._near[value] = placeholder.encode()
         return placeholder.encode()
 
@@ -156,7 +158,7 @@ def _bytes(text: str) -> bytes:
 
 
 def _spliced(data: bytes, replaced: Iterable[tuple[int, int, bytes]]) -> bytes:
-    """Bytes with some of their ranges replaced; the ranges are in order."""
+    """Return the bytes with the given ranges replaced; the ranges must be in order."""
     pieces, at = list[bytes](), 0
     for start, end, new in replaced:
         pieces += (data[at:start], new)
@@ -170,7 +172,7 @@ def _within(spans: Sequence[tuple[int, int]], at: int) -> bool:
 
 
 def _batches(values: Iterable[bytes]) -> Iterable[list[bytes]]:
-    """The values, longest first, in lists of about `_BATCH` bytes."""
+    """Yield the values, longest first, in lists of about `_BATCH` bytes."""
     batch, size = list[bytes](), 0
     for value in sorted(values, key=len, reverse=True):
         batch.append(value)
@@ -183,7 +185,7 @@ def _batches(values: Iterable[bytes]) -> Iterable[list[bytes]]:
 
 
 def _expression(values: Iterable[bytes]) -> re2.Pattern:
-    """What finds these values where they stand as words, and placeholders, as its first group."""
+    """Compile an expression that matches these values at word boundaries, and placeholders as its first group."""
     options = re2.Options()
     options.max_mem, options.log_errors = 1 << 26, False
     words = [_word_end(value[:1]) + re2.escape(value) + _word_end(value[-1:]) for value in values]
@@ -198,7 +200,7 @@ def _word_end(byte: bytes) -> bytes:
 
 
 def in_json(text: str, value: _Value) -> str:
-    """JSON text whose strings are replaced; everything else stays as it is written. Text that is no JSON is treated alike."""
+    """Replace the strings in JSON text and leave everything else as written. Text that is not JSON is treated the same."""
     if '"' not in text:
         return text
     data = _bytes(text)
@@ -206,18 +208,18 @@ def in_json(text: str, value: _Value) -> str:
     for match in _LITERAL.finditer(data):
         start, between = match.start(), data[end : match.start()].strip()
         try:
-            said: str = json.loads(match.group().decode(errors="surrogatepass"), strict=False)
+            string: str = json.loads(match.group().decode(errors="surrogatepass"), strict=False)
         except ValueError:
-            said = match.group()[1:-1].decode(errors="surrogatepass")
-        new = value(name if between == b":" else "", said)
-        if new != said:
+            string = match.group()[1:-1].decode(errors="surrogatepass")
+        new = value(name if between == b":" else "", string)
+        if new != string:
             replaced.append((start, match.end(), _bytes(json.dumps(new, ensure_ascii=False))))
-        name, end = said, match.end()
+        name, end = string, match.end()
     return _spliced(data, replaced).decode(errors="surrogatepass") if replaced else text
 
 
 def _with(item: _Item, **fields: Any) -> _Item:
-    """The item with these fields; itself if all of them are as before."""
+    """Return the item with these fields; the item itself if none differs."""
     changed = {name: value for name, value in fields.items() if value != getattr(item, name)}
     return replace(item, **changed) if changed else item
 
@@ -240,7 +242,7 @@ def _mapped(conversation: Conversation, words: _Words, in_call: _Words) -> Conve
 
 
 def _strings(value: Any, words: _Words) -> Any:
-    """A JSON value with its strings replaced, but not the names of its fields."""
+    """Return a JSON value with its strings replaced, but not its field names."""
     match value:
         case str():
             return words(value)
@@ -256,10 +258,10 @@ def _strings(value: Any, words: _Words) -> Any:
 
 
 class Unmasker:
-    """Puts values back into one text that arrives in pieces; a piece's end that may become a placeholder is withheld.
+    """Restores values in a text that arrives in pieces; the end of a piece that may begin a placeholder is withheld.
 
-    The shown pieces, joined, do not depend on where the text was cut. A placeholder that is not in `values` stays as it is. `escaped`: the
-    text is JSON, and placeholders stand in its strings.
+    The output, joined, does not depend on where the text was cut. A placeholder that is not in `values` stays unchanged. `escaped`: the
+    text is JSON with placeholders in its strings.
 
     Example: ``Unmasker({"⟨EMAIL_3f2a91c4⟩": "ann@example.com"}).feed("to ⟨EMA") == "to "``
     """
@@ -270,7 +272,7 @@ class Unmasker:
         self._held = ""
 
     def feed(self, text: str) -> str:
-        """The text that may be shown now."""
+        """Add text; return what may be shown now."""
         text = self._held + text
         shown, at = list[str](), 0
         while (start := text.find(_OPEN, at)) >= 0:
@@ -286,7 +288,7 @@ class Unmasker:
         return "".join([*shown, text[at:]])
 
     def flush(self) -> str:
-        """The withheld text, when no more will come."""
+        """Return the withheld text, when no more will come."""
         held, self._held = self._held, ""
         return held
 
@@ -301,29 +303,29 @@ class Unmasker:
 
 
 def unmasked(text: str, values: Mapping[str, str], *, escaped: bool = False) -> str:
-    """A whole text with the values in place of their placeholders."""
+    """Return a complete text with its values restored."""
     stream = Unmasker(values, escaped=escaped)
     return stream.feed(text) + stream.flush()
 
 
 def unmasked_json(text: str, values: Mapping[str, str]) -> str:
-    """The same for JSON text, such as the arguments of a call."""
+    """Like `unmasked`, for JSON text such as the arguments of a call."""
     return in_json(text, lambda _, said: unmasked(said, values))
 
 
 def unmasked_message(message: Message, values: Mapping[str, str], *, escaped: bool = False) -> Message:
-    """An answer with the values in place of their placeholders. `escaped`: its text is JSON."""
+    """Return an answer with its values restored. `escaped`: its text is JSON."""
     return _message(
         message, lambda text: unmasked(text, values, escaped=escaped), lambda text: unmasked_json(text, values)
     )
 
 
 class UnmaskingWriter(Writer):
-    """Shapes an answer by another writer, with the values in place of their placeholders. Tokens are told as they were sampled.
+    """Wraps a writer and restores the values in an answer. Tokens are reported as sampled.
 
     Args:
         writer: the dialect's.
-        values: what the request's placeholders stand for.
+        values: placeholder -> value.
         escaped: the answer's text is JSON.
     """
 
@@ -335,7 +337,7 @@ class UnmaskingWriter(Writer):
         self._thoughts: dict[int, Unmasker] = {}
 
     def body(self, answers: Sequence[Whole], counts: Counts, ostinato: Json) -> bytes:
-        told = [
+        restored = [
             replace(
                 answer,
                 message=unmasked_message(answer.message, self._values, escaped=self._escaped),
@@ -343,7 +345,7 @@ class UnmaskingWriter(Writer):
             )
             for answer in answers
         ]
-        return self._writer.body(told, counts, ostinato)
+        return self._writer.body(restored, counts, ostinato)
 
     def heartbeat(self) -> str:
         return self._writer.heartbeat()
@@ -352,7 +354,7 @@ class UnmaskingWriter(Writer):
         return self._writer.opening()
 
     def delta(self, index: int, pieces: Sequence[Piece], tokens: Tokens) -> str:
-        return self._writer.delta(index, [told for piece in pieces for told in self._told(index, piece)], tokens)
+        return self._writer.delta(index, [told for piece in pieces for told in self._restored(index, piece)], tokens)
 
     def ending(self, index: int, finish: Finish, stop: str, closing: tuple[Counts, Json] | None) -> str:
         rest = self._rest(index)
@@ -362,7 +364,7 @@ class UnmaskingWriter(Writer):
     def failure(self, error: OstinatoError) -> str:
         return self._writer.failure(error)
 
-    def _told(self, index: int, piece: Piece) -> list[Piece]:
+    def _restored(self, index: int, piece: Piece) -> list[Piece]:
         if piece.call is not None:
             call = replace(piece.call, arguments=unmasked_json(piece.call.arguments, self._values))
             return [*self._rest(index), Piece(call=call)]

@@ -1,10 +1,10 @@
-r"""Detection of secrets and of personal data in texts: regular expressions, each with a check of what it matched (Luhn, mod 97, ...).
+r"""Detects secrets and personal data in texts: regular expressions, each with a check of what it matched (Luhn, mod 97, ...).
 
-One search finds the first match of any expression, in time linear in the text (RE2). Each expression matches a bounded number of bytes,
-and what is read behind it is bounded until it is known to be a value, so that all findings of a text take linear time too.
+One search finds the first match of any expression, in time linear in the text (RE2). Each expression matches a bounded number of bytes, and
+only a bounded number of bytes after it is read until the match is confirmed, so finding all values of a text takes linear time, too.
 
-The lists follow what the issuers document, and the rules that gitleaks and detect-secrets publish. Names and addresses of people have no
-form by which they could be told from other words, so they are not found.
+The lists follow the issuers' documentation and the published rules of gitleaks and detect-secrets. Names and addresses of people are not
+found, since no form distinguishes them from other words.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ import re2
 # ---------------------------------------------------------------- checks
 
 
-_TOO_FEW = 5  # different characters: xxxxxxxx, 12121212
+_TOO_FEW = 5  # different characters; excludes xxxxxxxx and 12121212
 _WORDS = re.compile(rb"[a-z]+(?:[_.:/-][a-z0-9]+)*|[A-Z]+(?:_[A-Z0-9]+)*|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+(?:\(.*)?")
 _CAMEL = re.compile(rb"(?:[A-Z][a-z]+[0-9]*){2,}")
-_SPOKEN = re2.compile(rb"(?:[A-Z]?[a-z]{2,}|[A-Z]{2,})+")  # words in a row; `re` would try every way to cut them
+_WORD_RUN = re2.compile(rb"(?:[A-Z]?[a-z]{2,}|[A-Z]{2,})+")  # words in a row; `re` would backtrack through every split
 _STAND_INS = re.compile(
     rb"(?i)your|example|placeholder|redacted|dummy|x{4}|\*{3}|\.{3}|[<>{}]|^\[[A-Z_]+$|\$\(|%\(|\xe2\x9f\xa8"
 )
-_AFTER = b".,;:!?)]}>"  # ends a sentence or a bracket, not a value
+_TRAILING = b".,;:!?)]}>"  # punctuation that ends a sentence or a bracket, not a value
 _PICTURES = (b".png", b".jpg", b".jpeg", b".gif", b".svg", b".webp")  # logo@2x.png
-_COUNTED = b"01234567890123456789"
+_COUNTING = b"01234567890123456789"
 _DAY = re.compile(rb"\+?[12][0-9]{3}-[0-9]{2}-[0-9]{2}\b")
 _GROUPS = re.compile(rb"[0-9]+")
 _IBAN_LENGTHS = range(15, 35)
 
 Check = Callable[[bytes], int]
-"""How many bytes of a match are the value, from its first; 0 if it is none."""
+"""Returns how many bytes of a match, from its first, are the value; 0 if it is no value."""
 
 
 def _whole(value: bytes) -> int:
@@ -47,42 +47,42 @@ def _whole(value: bytes) -> int:
 
 
 def _random(value: bytes) -> int:
-    """A value of a generator: digits and letters, and enough different ones."""
+    """Check for a generated value: digits and letters, and enough different ones."""
     digits = sum(48 <= byte < 58 for byte in value)
     return len(value) if digits and digits < len(value) and len(set(value)) >= 2 * _TOO_FEW else 0
 
 
 def _varied(value: bytes) -> int:
-    """A value with a form of its own, and not its description: enough different characters."""
+    """Check for a value in a distinctive form, rather than a description of that form: enough different characters."""
     return len(value) if len(set(value)) > 2 * _TOO_FEW - 2 else 0
 
 
 def _service(value: bytes) -> int:
-    """A key beside the name of a service."""
-    value = value.rstrip(_AFTER)
+    """Check for a key next to the name of a service."""
+    value = value.rstrip(_TRAILING)
     return 0 if _WORDS.fullmatch(value) or _CAMEL.fullmatch(value) or _STAND_INS.search(value) else _random(value)
 
 
-def _chosen(value: bytes) -> int:
-    """A password or key in an assignment, in quotes: no word, name of something else, or stand-in."""
-    value = value.rstrip(_AFTER)
-    plain = _WORDS.fullmatch(value) or (value.isalpha() and (len(value) < 10 or _SPOKEN.fullmatch(value)))
+def _quoted_secret(value: bytes) -> int:
+    """Check for a quoted password or key in an assignment: not a word, an identifier or a placeholder."""
+    value = value.rstrip(_TRAILING)
+    plain = _WORDS.fullmatch(value) or (value.isalpha() and (len(value) < 10 or _WORD_RUN.fullmatch(value)))
     if len(value) < 6 or plain or len(set(value)) < _TOO_FEW or _STAND_INS.search(value):
         return 0
     return len(value)
 
 
-def _bare(value: bytes) -> int:
-    """The same without quotes, where it could also be an expression: small and capital letters and a digit, or a sign of no name."""
-    value = value.rstrip(_AFTER)
+def _unquoted_secret(value: bytes) -> int:
+    """Like `_quoted_secret`, but without quotes it may be an expression: it needs mixed case and a digit, or a character of no name."""
+    value = value.rstrip(_TRAILING)
     kinds = (b"[0-9]", b"[a-z]", b"[A-Z]")
     mixed = all(re.search(kind, value) for kind in kinds) or re.search(rb"[^\w./:\[\]()-]", value)
     random = mixed or (len(value) >= 20 and re.search(rb"[0-9]", value))
-    return _chosen(value) if random and not _CAMEL.fullmatch(value) else 0
+    return _quoted_secret(value) if random and not _CAMEL.fullmatch(value) else 0
 
 
 def _basic(value: bytes) -> int:
-    """Base64 of `name:password`."""
+    """Check for base64 of `name:password`."""
     try:
         return len(value) if b":" in base64.b64decode(value + b"=" * (-len(value) % 4), validate=True) else 0
     except (binascii.Error, ValueError):
@@ -90,7 +90,7 @@ def _basic(value: bytes) -> int:
 
 
 def _mail(value: bytes) -> int:
-    bare = value.rstrip(_AFTER)
+    bare = value.rstrip(_TRAILING)
     remote = bare.startswith(b"git@")  # git@github.com:a/b.git
     return 0 if bare.lower().endswith(_PICTURES) or remote or b".." in bare else len(bare)
 
@@ -104,7 +104,7 @@ def _luhn(digits: bytes) -> bool:
 
 
 def _prefixes(value: bytes, least: int, most: int) -> Iterator[tuple[int, bytes]]:
-    """The beginnings of a number that end with one of its groups, longest first: their lengths, and their digits."""
+    """Yield the prefixes of a number that end with one of its groups, longest first: their lengths, and their digits."""
     ends = [found.end() for found in _GROUPS.finditer(value)]
     for end in reversed(ends):
         digits = bytes(byte for byte in value[:end] if 48 <= byte < 58)
@@ -142,7 +142,7 @@ def _phone(value: bytes) -> int:
     if _DAY.match(bare):
         return 0
     digits = bytes(byte for byte in bare if 48 <= byte < 58)
-    return len(bare) if 7 <= len(digits) <= 15 and len(set(digits)) > 2 and digits not in _COUNTED else 0
+    return len(bare) if 7 <= len(digits) <= 15 and len(set(digits)) > 2 and digits not in _COUNTING else 0
 
 
 def _ssn(value: bytes) -> int:
@@ -152,7 +152,7 @@ def _ssn(value: bytes) -> int:
 
 
 def _dni(value: bytes) -> int:
-    """Spain's DNI and NIE: a letter that is the number modulo 23."""
+    """Check Spain's DNI and NIE: the last letter encodes the number modulo 23."""
     number = value[:-1].replace(b"-", b"").translate(bytes.maketrans(b"XYZ", b"012"))
     return len(value) if b"TRWAGMYFPDXBNJZSQVHLCKE"[int(number) % 23] == value[-1] else 0
 
@@ -167,20 +167,20 @@ _ODD = dict(
 
 
 def _fiscale(value: bytes) -> int:
-    """Italy's codice fiscale: a letter that is the sum of its characters' values modulo 26."""
+    """Check Italy's codice fiscale: the last letter encodes the sum of the characters' values modulo 26."""
     plain = value.decode()
     even = sum(int(c) if c.isdigit() else ord(c) - 65 for c in plain[1:15:2])
     return len(value) if chr(65 + (sum(_ODD[c] for c in plain[:15:2]) + even) % 26) == plain[15] else 0
 
 
 def _nir(value: bytes) -> int:
-    """France's NIR: its last two digits are 97 less the rest modulo 97."""
+    """Check France's NIR: the last two digits are 97 minus the number modulo 97."""
     plain = value.replace(b" ", b"").replace(b"2A", b"19").replace(b"2B", b"18")
     return len(value) if 97 - int(plain[:13]) % 97 == int(plain[13:]) else 0
 
 
 def _cpf(value: bytes) -> int:
-    """Brazil's CPF: two check digits."""
+    """Check Brazil's CPF: two check digits."""
     digits = [byte - 48 for byte in value if 48 <= byte < 58]
     for place in (9, 10):
         rest = sum(digit * weight for digit, weight in zip(digits, range(place + 1, 1, -1), strict=False)) * 10 % 11
@@ -189,7 +189,7 @@ def _cpf(value: bytes) -> int:
     return len(value) if len(set(digits)) > 1 else 0
 
 
-def _born(year: int, month: int, day: int) -> bool:
+def _is_date(year: int, month: int, day: int) -> bool:
     try:
         date(year, month, day)
     except ValueError:
@@ -198,14 +198,14 @@ def _born(year: int, month: int, day: int) -> bool:
 
 
 def _personnummer(value: bytes) -> int:
-    """Sweden's: a birthday and Luhn's digit over the last ten."""
+    """Check Sweden's personal number: a birthday, and Luhn's check over the last ten digits."""
     digits = bytes(byte for byte in value if 48 <= byte < 58)[-10:]
     year, month, day = (int(digits[at : at + 2]) for at in (0, 2, 4))
-    return len(value) if _born(2000 + year, month, day) and _luhn(digits) else 0
+    return len(value) if _is_date(2000 + year, month, day) and _luhn(digits) else 0
 
 
-def _eleven(value: bytes) -> int:
-    """Brazil's CPF without signs, or Poland's PESEL: a birthday, whose month tells the century, and a check digit."""
+def _cpf_or_pesel(value: bytes) -> int:
+    """Check Brazil's CPF without punctuation, or Poland's PESEL: a birthday, whose month encodes the century, and a check digit."""
     if _cpf(value):
         return len(value)
     digits = [byte - 48 for byte in value]
@@ -213,14 +213,14 @@ def _eleven(value: bytes) -> int:
     century = {0: 1900, 1: 2000, 2: 2100, 3: 2200, 4: 1800}[month // 20]
     weights = (1, 3, 7, 9, 1, 3, 7, 9, 1, 3, 1)
     right = sum(digit * weight for digit, weight in zip(digits, weights, strict=True)) % 10 == 0
-    return len(value) if right and _born(century + year, month % 20, day) else 0
+    return len(value) if right and _is_date(century + year, month % 20, day) else 0
 
 
 def _resident(value: bytes) -> int:
-    """China's: a birthday and a check character modulo 11."""
+    """Check China's resident number: a birthday and a check character modulo 11."""
     weights = (7, 9, 10, 5, 8, 4, 2, 1, 6, 3, 7, 9, 10, 5, 8, 4, 2)
     rest = sum((byte - 48) * weight for byte, weight in zip(value[:17], weights, strict=True)) % 11
-    born = _born(int(value[6:10]), int(value[10:12]), int(value[12:14]))
+    born = _is_date(int(value[6:10]), int(value[10:12]), int(value[12:14]))
     return len(value) if born and b"10X98765432"[rest] == value[17] else 0
 
 
@@ -243,11 +243,11 @@ def _ipv6(value: bytes) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """One expression: what stands before a value, the value's first bytes, and what must come behind them.
+    """One expression: what precedes a value, the value's first bytes, and what must follow them.
 
     `rest`: an expression whose first group is the rest of the value; without a match there is no value. `left`: characters before the match
-    that belong to the value, `_MOST_LEFT` at most. `check`: see `Check`; it is shown `window` bytes of the rest. `decimals` False: the
-    value is none behind a decimal point.
+    that belong to the value, at most `_MOST_LEFT`. `check`: see `Check`; it gets at most `window` bytes of the rest. `decimals` False:
+    there is no value after a decimal point.
 
     Example: ``Pattern(kind="NPM_TOKEN", value=r"npm_[A-Za-z0-9]{36}")``
     """
@@ -264,7 +264,7 @@ class Pattern:
 
 _MOST_LEFT = 64
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz"
-_OF_MAIL = _LETTERS + _LETTERS.upper() + b"0123456789._%+-"
+_EMAIL_CHARS = _LETTERS + _LETTERS.upper() + b"0123456789._%+-"
 _KEYWORD = (
     r"(?i:passw(?:or)?d|passwort|passphrase|pwd|secret|api[_-]?key|token|access[_-]?key|auth[_-]?key|private[_-]?key)"
 )
@@ -275,7 +275,7 @@ _KEY_BODY = (
     r"((?:[A-Za-z0-9+/=\s:,.\\]|-[A-Za-z0-9])*-----END [A-Z0-9 ]{0,40}-----|"
     r"(?:(?:\s|\\[nrt])*[A-Za-z0-9+/=]{20,})*(?:(?:\n|\\n)[A-Za-z0-9+/=]+)?)"
 )
-# services whose keys have no form of their own
+# services whose keys have no distinctive form
 _SERVICES = (
     "adafruit|adobe|airtable|algolia|alibaba|aliyun|asana|atlassian|bamboo|beamer|bitbucket|bittrex|cloudant|cloudflare|codecov|cohere|coinbase|confluent|"
     "contentful|datadog|discord|drone_?ci|dropbox|facebook|fastly|finicity|finnhub|flickr|freshbooks|gitter|gocardless|heroku|hubspot|ibm_?c|"
@@ -283,7 +283,7 @@ _SERVICES = (
     "nytimes|okta|plaid|private_?ai|rapidapi|sendbird|sentry|sidekiq|snyk|softlayer|sonar[_.-]?(?:login|token)|squarespace|sumo|telegr|travis|"
     "twitch|twitter|twilio|typeform|yandex|zendesk"
 )
-# issuers' prefixes of tokens of 16 or more characters
+# prefixes of tokens with 16 or more further characters
 _PREFIXED = (
     r"d(?:op|oo|or)_v1_|shp(?:at|ca|pa|ss)_|dapi|sq0(?:atp|csp)-|lin_api_|ntn_|gsk_|xai-|pplx-|r8_|dckr_pat_|hv[sb]\.|"
     r"pscale_(?:tkn|pw|oauth)_|sntry[su]_|dp\.(?:pt|st|ct)\.|gl(?:c|sa)_|NRAK-|PMAK-|pul-|rubygems_|ATATT3|ATBB|figd_|HRKU-|"
@@ -294,7 +294,7 @@ _PREFIXED = (
 
 
 def _pem(value: bytes) -> int:
-    """A key, and not the mention of its first line."""
+    """Check for a whole key, rather than a mention of its first line."""
     return len(value) if len(value) > 80 else 0
 
 
@@ -307,7 +307,7 @@ def _in_url(value: bytes) -> int:
 
 
 def _alone(kind: str, value: str, check: Check = _whole, *, before: str = r"\b", decimals: bool = True) -> Pattern:
-    """An expression that matches whole values, so that nothing is read behind it."""
+    """Make an expression that matches whole values, so that nothing after them is read."""
     return Pattern(kind=kind, value=value, check=check, before=before, rest="()", decimals=decimals)
 
 
@@ -434,24 +434,24 @@ SECRETS: Sequence[Pattern] = (
         value="[^\\s\"'`\\\\]{6}",
         rest="([^\\s\"'`\\\\]{0,300})[\"'`\\\\]",
         window=301,
-        check=_chosen,
+        check=_quoted_secret,
     ),
     Pattern(
         kind="PASSWORD",
         before=rf"{_NAMED}[ \t]{{0,2}}[:=][ \t]{{0,2}}",
         value="[^\\s\"'`,;(){}\\[\\]<>$\\\\]{8}",
         rest="([^\\s\"'`,;(){}\\[\\]<>$\\\\]*)(?:[\\s\"'`,;)}\\]<>$\\\\]|$)",
-        check=_bare,
+        check=_unquoted_secret,
     ),
     Pattern(
         kind="PASSWORD",
         before=r"(?i:\b(?:password|passphrase|passwort|kennwort|pin)[ \t]{1,2}(?:is|was|ist|lautet|est|:)[ \t:]{1,3})[\"'`]?",
         value="[^\\s\"'`\\\\]{4}",
         rest="([^\\s\"'`\\\\]*)",
-        check=_chosen,
+        check=_quoted_secret,
     ),
 )
-"""Secrets, in the order in which they are tried where several begin at the same place."""
+"""Secrets. Where several begin at the same place, the first in this order is tried first."""
 
 PERSONAL: Sequence[Pattern] = (
     Pattern(
@@ -459,7 +459,7 @@ PERSONAL: Sequence[Pattern] = (
         before="",
         value=r"[A-Za-z0-9._%+-]@[A-Za-z0-9]",
         rest=r"([A-Za-z0-9-]{0,62}\.(?:[A-Za-z0-9-]{1,63}\.){0,8}[A-Za-z]{2,24})",
-        left=_OF_MAIL,
+        left=_EMAIL_CHARS,
         window=256,
         check=_mail,
     ),
@@ -472,7 +472,7 @@ PERSONAL: Sequence[Pattern] = (
     ),
     _alone("NATIONAL_ID", r"\d{3}\.\d{3}\.\d{3}-\d{2}\b", _cpf),
     _alone("NATIONAL_ID", r"(?:\d{2})?\d{6}[-+]\d{4}\b", _personnummer),
-    _alone("NATIONAL_ID", r"\d{11}\b", _eleven, decimals=False),
+    _alone("NATIONAL_ID", r"\d{11}\b", _cpf_or_pesel, decimals=False),
     _alone("NATIONAL_ID", r"\d{17}[0-9X]\b", _resident, decimals=False),
     _alone("NATIONAL_ID", r"[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z] ?\d{2} ?\d{2} ?\d{2} ?[A-D]\b"),
     _alone(
@@ -501,18 +501,18 @@ PERSONAL: Sequence[Pattern] = (
     _alone("IP", r"\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}\b", _ipv4),
     _alone("IP", r"[0-9a-fA-F]{1,4}:(?:[0-9a-fA-F]{0,4}:){1,6}[0-9a-fA-F]{1,4}\b", _ipv6),
 )
-"""Personal data with a form of its own."""
+"""Personal data in a distinctive form."""
 
 KINDS: Sequence[str] = tuple(dict.fromkeys(pattern.kind for pattern in (*SECRETS, *PERSONAL)))
-NEAR_A_WORD = frozenset({"PASSWORD", "URL_PASSWORD", "AUTHORIZATION", "AWS_SECRET", "AZURE_KEY", "SERVICE_KEY"})
-"""Kinds that are known by the words before a value: the value alone has no form of its own."""
+CONTEXTUAL_KINDS = frozenset({"PASSWORD", "URL_PASSWORD", "AUTHORIZATION", "AWS_SECRET", "AZURE_KEY", "SERVICE_KEY"})
+"""Kinds that are recognised by the words before a value, since the value alone has no distinctive form."""
 
 
 # ---------------------------------------------------------------- detector
 
 
 class Finding(NamedTuple):
-    """A value: its kind, and where it begins and ends in the text's UTF-8 bytes."""
+    """A value: its kind, and its start and end in the text's UTF-8 bytes."""
 
     kind: str
     start: int
@@ -523,23 +523,23 @@ _NAME = re2.compile(_KEYWORD.encode())
 
 
 def is_named_secret(name: str, value: str) -> bool:
-    """True if a field's name says that its value is a secret, and the value looks like one.
+    """Return True if a field's name says that its value is a secret, and the value looks like one.
 
     Example: ``is_named_secret("dbPassword", 'h"unter2') and not is_named_secret("tokenizer", "gpt2-medium")``
     """
     data = value.encode(errors="surrogatepass")
     named = len(name) <= 64 and _NAME.search(name.encode(errors="surrogatepass")) is not None
-    return named and not re.search(rb"\s", data) and _chosen(data) == len(data)
+    return named and not re.search(rb"\s", data) and _quoted_secret(data) == len(data)
 
 
 PLACEHOLDER = r"\x{27e8}[A-Z][A-Z0-9_]{1,23}_[0-9a-f]{8,64}\x{27e9}"
-"""What stands for a value in a masked text; never a finding itself. Example: ⟨EMAIL_3f2a91c4⟩"""
+"""The placeholders in masked text, which are never findings. Example: ⟨EMAIL_3f2a91c4⟩"""
 _WORD = re.compile(rb"\w*")
-_MEMORY = 1 << 26  # for the states that a search computes once, in bytes
+_MEMORY = 1 << 26  # bytes for RE2's cache of automaton states
 
 
 class SecretDetector:
-    """Finds values of all kinds but those in `ignored`. Thread-safe.
+    """Finds values of all kinds except `ignored`. Thread-safe.
 
     Example: ``SecretDetector().find(b"write to ann@example.com") == [Finding("EMAIL", 9, 24)]``
     """
@@ -553,7 +553,7 @@ class SecretDetector:
         self._rests = [re2.compile(each.rest.encode(), options) for each in self._patterns]
 
     def find(self, text: bytes) -> list[Finding]:
-        """The values in a text, in order; they do not overlap."""
+        """Return the values in a text, in order and without overlaps."""
         found, at = list[Finding](), 0
         while (match := self._any.search(text, at)) is not None:
             number = match.lastindex or 0
@@ -572,7 +572,7 @@ class SecretDetector:
                     at = first + length
                     found.append(Finding(pattern.kind, first, at))
                     continue
-            # what stands before a value holds no other
+            # the text before a rejected value holds no other value
             at = start if start > match.start() else _after_word(text, start)
         return found
 
@@ -584,12 +584,12 @@ def _leftmost(text: bytes, start: int, least: int, belongs: bytes) -> int:
 
 
 def _after_word(text: bytes, start: int) -> int:
-    """The end of the word at `start`; one byte further if none begins there."""
+    """Return the end of the word at `start`; one byte further if no word begins there."""
     match = _WORD.match(text, start)
     return max(start + 1, start if match is None else match.end())
 
 
 @lru_cache(maxsize=8)
 def detector(ignored: frozenset[str]) -> SecretDetector:
-    """The detector of all kinds but those ignored; compiled once."""
+    """Return the detector of all kinds except those ignored; compiled once."""
     return SecretDetector(ignored)

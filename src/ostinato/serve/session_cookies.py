@@ -1,7 +1,7 @@
-"""Browsers: a key is entered once, in a form, and exchanged for a cookie that does not contain the key.
+"""Sign-in to the web page: the visitor enters a key once, in a form, and gets a cookie that does not contain the key.
 
-The cookie holds a digest of the key, its expiry time, and an HMAC under a secret derived from all keys: it survives a restart of the
-gateway and becomes invalid when any key changes, while the gateway runs or not. Browsers do not send it with other sites' requests
+The cookie holds a digest of the key, its expiry time, and an HMAC under a secret derived from all keys. It survives a restart of the
+gateway and becomes invalid when any key changes, even while the gateway runs. Browsers do not send it with other sites' requests
 (SameSite=Strict), but they do send it to every port of this host, which is why it is not the key itself.
 """
 
@@ -21,19 +21,19 @@ from ostinato.core.audit import fingerprint
 from ostinato.core.errors import OstinatoError
 from ostinato.core.seams import Clock
 from ostinato.core.visitors import Visitor
-from ostinato.serve.auth import Keyring, presented
+from ostinato.serve.auth import Keyring, presented_keys
 from ostinato.serve.dialects.openai_reply import error_body, json_bytes
 from ostinato.serve.wire.origins import Origins
 
 COOKIES = ("ostinato", "__Host-ostinato")
-"""Names of the cookie: browsers take the second over HTTPS only."""
+"""The cookie's names. Browsers accept the second over HTTPS only."""
 _COOKIE_S = 12 * 3600
-_MOST_COOKIES = 8  # of these names that are looked at in one request
+_MOST_COOKIES = 8  # cookies of these names that are checked per request
 _TOKEN = re.compile(r"(\d{1,12})\.([0-9a-f]{32})\.([0-9a-f]{64})")
 
 
 class SessionCookies:
-    """Implements `core.visitors.Visitors` over the configured keys.
+    """Implements `core.visitors.Visitors` with signed session cookies for the configured keys.
 
     Args:
         keys: identifies the owner of a key.
@@ -55,17 +55,17 @@ class SessionCookies:
         self._keys = keys
         self._clock = clock
         self._secure = secure
-        self._left = dict[str, int]()  # cookies of those who signed out, and until when they would be valid
+        self._signed_out = dict[str, int]()  # signed-out cookies: MAC -> expiry time
         self._admins = [key.get_secret_value() for key in admin_keys]
         self.renew(api_keys)
 
     def renew(self, api_keys: Sequence[SecretStr]) -> None:
-        """Replace the clients' keys. All cookies made before identify nobody any more."""
+        """Replace the clients' keys. All cookies issued before become invalid."""
         entries = [entry.get_secret_value() for entry in api_keys]
         clients = [entry.partition(":")[2] or entry for entry in entries]
         every = sorted(key.encode() for key in [*clients, *self._admins])
         self._seal = hashlib.sha256(b"ostinato page\0" + b"\0".join(every)).digest()
-        self._known = {self._name(key): key for key in every}
+        self._known = {self._key_id(key): key for key in every}
 
     @property
     def secure(self) -> bool:
@@ -73,12 +73,13 @@ class SessionCookies:
         return self._secure
 
     def leave(self, headers: Mapping[bytes, bytes]) -> None:
-        """From now on the cookie in these headers identifies nobody, until a restart at most. There is one a second for each key, so
-        there cannot be many.
+        """Sign out: the cookie in these headers identifies nobody from now on, until a restart at most.
+
+        At most one cookie per key and second exists, so the list of signed-out cookies stays small.
         """
         now = self._clock()
-        self._left = {mac: until for mac, until in self._left.items() if until >= now}
-        self._left |= {found[3]: int(found[1]) for found in self._cookies_in(headers)}
+        self._signed_out = {mac: until for mac, until in self._signed_out.items() if until >= now}
+        self._signed_out |= {found[3]: int(found[1]) for found in self._cookies_in(headers)}
 
     @property
     def cookie_s(self) -> int:
@@ -86,22 +87,22 @@ class SessionCookies:
         return _COOKIE_S
 
     def visitor(self, headers: Mapping[bytes, bytes]) -> Visitor | None:
-        """The visitor by a key in a header, else by the cookie, else an anonymous visitor if no keys are configured; else None."""
-        return self._by_key(headers) or self._by_cookie(headers) or self._anyone()
+        """The visitor by a key in a header, else by the cookie; if no keys are configured, an anonymous one; None if unidentified."""
+        return self._by_key(headers) or self._by_cookie(headers) or self._anonymous()
 
     def wrong_key(self, headers: Mapping[bytes, bytes]) -> bytes | None:
-        """The key in these headers if it belongs to nobody; None if there is none, or it is right."""
+        """The key in these headers if it is invalid; None if there is none or it is valid."""
         return self._keys.wrong_key(headers)
 
     def cookie(self, key: str) -> str | None:
-        """A cookie's value for a key; None if it is not a key of this gateway."""
+        """Return a cookie's value for a key; None if the key is not valid here."""
         given = key.strip().encode()
-        if self._named(given) is None:
+        if self._owner_of(given) is None:
             return None
         until = int(self._clock()) + _COOKIE_S
-        return f"{until}.{self._name(given)}.{self._mac(until, self._name(given))}"
+        return f"{until}.{self._key_id(given)}.{self._mac(until, self._key_id(given))}"
 
-    def _anyone(self) -> Visitor | None:
+    def _anonymous(self) -> Visitor | None:
         return Visitor(tenant=None, operator=False) if self._keys.open else None
 
     def _by_key(self, headers: Mapping[bytes, bytes]) -> Visitor | None:
@@ -109,26 +110,28 @@ class SessionCookies:
         return self._visitor(given) if given else None
 
     def _by_cookie(self, headers: Mapping[bytes, bytes]) -> Visitor | None:
-        found = next((each for each in self._cookies_in(headers) if each[3] not in self._left), None)
-        key = None if found is None else self._known.get(found[2])
-        return None if key is None else self._named(key)
+        cookie = next((each for each in self._cookies_in(headers) if each[3] not in self._signed_out), None)
+        key = None if cookie is None else self._known.get(cookie[2])
+        return None if key is None else self._owner_of(key)
 
     def _cookies_in(self, headers: Mapping[bytes, bytes]) -> list[re.Match[str]]:
-        """The parts of the cookies that this gateway made and that have not expired. Others of the same names may come before them: any
-        site of this host may set one.
+        """The parts of the valid, unexpired cookies of this gateway. Foreign cookies of the same names may precede them, since any site on
+        this host may set one.
         """
         names = COOKIES[1:] if self._secure else COOKIES
         sent = (each.strip().partition("=") for each in headers.get(b"cookie", b"").decode("latin-1").split(";"))
-        found = [each for name, _, value in sent if name in names and (each := _TOKEN.fullmatch(value))][:_MOST_COOKIES]
-        return [each for each in found if self._is_ours(each)]
+        cookies = [each for name, _, value in sent if name in names and (each := _TOKEN.fullmatch(value))][
+            :_MOST_COOKIES
+        ]
+        return [each for each in cookies if self._is_ours(each)]
 
-    def _is_ours(self, found: re.Match[str]) -> bool:
-        made = self._mac(int(found[1]), found[2])
-        return float(found[1]) >= self._clock() and hmac.compare_digest(made, found[3])
+    def _is_ours(self, cookie: re.Match[str]) -> bool:
+        expected = self._mac(int(cookie[1]), cookie[2])
+        return float(cookie[1]) >= self._clock() and hmac.compare_digest(expected, cookie[3])
 
-    def _named(self, key: bytes) -> Visitor | None:
-        """The visitor that a key belongs to; None if it is not a known key."""
-        if not key or self._name(key) not in self._known:
+    def _owner_of(self, key: bytes) -> Visitor | None:
+        """The visitor to whom a key belongs; None if the key is unknown."""
+        if not key or self._key_id(key) not in self._known:
             return None
         return self._visitor({b"x-ostinato-key": key})
 
@@ -136,20 +139,22 @@ class SessionCookies:
         who = self._keys.known(headers)
         if who is None:
             return None
-        key = next((fingerprint(each) for each in presented(headers) if not who.admin or self._keys.is_admin(each)), "")
+        key = next(
+            (fingerprint(each) for each in presented_keys(headers) if not who.admin or self._keys.is_admin(each)), ""
+        )
         if who.admin:
             return Visitor(tenant=None, operator=True, key=key)
         return Visitor(tenant=None if self._keys.open else who.tenant, operator=False, key=key)
 
-    def _name(self, key: bytes) -> str:
+    def _key_id(self, key: bytes) -> str:
         return hmac.new(self._seal, b"name\0" + key, hashlib.sha256).hexdigest()[:32]
 
     def _mac(self, until: int, name: str) -> str:
         return hmac.new(self._seal, f"{until}.{name}".encode(), hashlib.sha256).hexdigest()
 
 
-class OwnNameOnly(BaseRoute):
-    """A route of the page behind the gateway's origin check."""
+class OriginCheckedRoute(BaseRoute):
+    """A route of the web page behind the gateway's origin check."""
 
     def __init__(self, inner: BaseRoute, origins: Origins) -> None:
         self._inner, self._origins = inner, origins

@@ -1,6 +1,7 @@
-"""Each answered call as an OpenTelemetry span, sent to a collector by OTLP: turn ids, weights and token counts, never any text.
+"""Exports each answered call as an OpenTelemetry span, by OTLP: turn ids, weights and token counts, never any text.
 
-Names follow OpenTelemetry's conventions for generative AI. A caller that sends a `traceparent` finds the span in its own trace.
+Attribute names follow OpenTelemetry's semantic conventions for generative AI. If the caller sends a `traceparent`, the span joins its
+trace.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class Tracing:
-    """Makes spans. While the collector is unreachable, up to 2,048 spans wait for it and further ones are lost; nothing else is affected.
+    """Records spans. While the collector is unreachable, up to 2,048 spans wait; further ones are dropped. Calls are never affected.
 
     Example: ``tracing.answered(capture, "m", headers)``, and at the end ``await tracing.close()``
     """
@@ -37,7 +38,7 @@ class Tracing:
         self._tracer = self._provider.get_tracer("ostinato")
 
     def answered(self, capture: Capture, model: str, headers: Mapping[bytes, bytes]) -> None:
-        """Record a call that has ended, successfully or not. `headers` are the request's, with names in lower case."""
+        """Record a call that has ended, successfully or not. `headers`: the request's, with lower-case names."""
         call = capture.call
         carrier = {
             name: headers[name.encode()].decode("latin-1")
@@ -56,7 +57,7 @@ class Tracing:
         span.end(_nanoseconds(self._clock()))
 
     async def close(self) -> None:
-        """Send the waiting spans and end the sending thread."""
+        """Send the waiting spans and stop the exporting thread."""
         await asyncio.to_thread(self._provider.shutdown)
 
 

@@ -169,8 +169,8 @@ async def test_no_other_tenant_can_have_words_about_it_kept(monkeypatch):
             async for chunk in super().generate(request):
                 yield chunk
 
-    monkeypatch.setattr(intake, "_COMING", 4)
-    monkeypatch.setattr(intake, "_LEAST_COMING", 1)
+    monkeypatch.setattr(intake, "_MAX_PENDING", 4)
+    monkeypatch.setattr(intake, "_MIN_PENDING", 1)
     async with world(engine=Picky(lambda _: "hello", delay_s=0.01), **KEYS) as w:
         asked = asyncio.ensure_future(w.chat(headers=w.key(ACME, **train("never"))))
         await eventually(lambda: w.engine.requests)
@@ -184,20 +184,20 @@ async def test_no_other_tenant_can_have_words_about_it_kept(monkeypatch):
 
 
 async def test_of_many_tenants_no_more_turns_are_remembered_than_of_one(monkeypatch):
-    monkeypatch.setattr(intake, "_COMING", 200)
-    monkeypatch.setattr(intake, "_LEAST_COMING", 1)
+    monkeypatch.setattr(intake, "_MAX_PENDING", 200)
+    monkeypatch.setattr(intake, "_MIN_PENDING", 1)
     tenants = [f"t{number}" for number in range(50)]
     async with world(api_keys=tuple(f"{tenant}:sk-{tenant}-0123456789" for tenant in tenants)) as w:
         kept = w.app._intake
         for tenant in tenants:
-            kept.keep_no_words(tenant, [f"{tenant}-{number}:0" for number in range(100)])
-        counts = [len(kept._coming[tenant]) for tenant in tenants]
+            kept.drop_text_of(tenant, [f"{tenant}-{number}:0" for number in range(100)])
+        counts = [len(kept._pending[tenant]) for tenant in tenants]
         assert len(kept._unkept) == sum(counts) <= 200
         assert min(counts) > 1
 
 
 async def test_words_about_it_are_not_kept_once_it_is_no_longer_remembered(monkeypatch):
-    monkeypatch.setattr(intake, "_REMEMBERED", 2)
+    monkeypatch.setattr(intake, "_MAX_TURNS", 2)
     async with world(**KEYS) as w:
         _, headers, _ = await w.chat(headers=w.key(ACME, **train("never")))
         for _ in range(3):

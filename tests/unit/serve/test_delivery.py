@@ -8,7 +8,7 @@ from tests.deadlines import PATIENT_S
 from tests.virtual_time import in_virtual_time
 
 from ostinato.core.records import Delivered, Finish
-from ostinato.serve.calls.answer import MOST, Deliveries
+from ostinato.serve.calls.answer import MAX_TURNS_PER_ROW, Deliveries
 from ostinato.serve.writes import Writes
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.log import MemoryLog
@@ -135,10 +135,10 @@ async def test_many_at_once_are_written_at_once_and_a_full_log_is_tried_again(mo
     log = MemoryLog()
     deliveries = Deliveries(log, lambda: 1.0, Writes(lambda: 1.0, slow_s=1.0))
     log.full = True
-    deliveries.note([f"t{i}" for i in range(MOST + 1)])
+    deliveries.note([f"t{i}" for i in range(MAX_TURNS_PER_ROW + 1)])
     await asyncio.sleep(0.02)
     assert not log.rows
     log.full = False
     await eventually(lambda: len(log.rows) == 2)
-    assert [len(row.turns) for row in log.rows] == [MOST, 1]
+    assert [len(row.turns) for row in log.rows] == [MAX_TURNS_PER_ROW, 1]
     await deliveries.close()

@@ -309,7 +309,7 @@ async def test_who_asks_again_after_reading_was_not_content():
 
 
 async def test_one_tenants_answers_drive_out_none_of_anothers(monkeypatch):
-    monkeypatch.setattr("ostinato.serve.feedback.followups._ANSWERED", 6)
+    monkeypatch.setattr("ostinato.serve.feedback.followups._MAX_ANSWERED", 6)
     monkeypatch.setattr("ostinato.serve.feedback.followups._LEAST_ANSWERED", 1)
     acme, bolt = "sk-acme-0123456789", "sk-bolt-0123456789"
     async with world(engine=engine(), next_message=True, api_keys=(f"acme:{acme}", f"bolt:{bolt}")) as w:
@@ -324,7 +324,7 @@ async def test_one_tenants_answers_drive_out_none_of_anothers(monkeypatch):
 
 
 async def test_of_many_tenants_no_more_answers_are_remembered_than_of_one(monkeypatch):
-    monkeypatch.setattr("ostinato.serve.feedback.followups._ANSWERED", 110)
+    monkeypatch.setattr("ostinato.serve.feedback.followups._MAX_ANSWERED", 110)
     monkeypatch.setattr("ostinato.serve.feedback.followups._LEAST_ANSWERED", 1)
     keys = {f"t{number}": f"sk-t{number}-0123456789" for number in range(50)}
     entries = tuple(f"{tenant}:{key}" for tenant, key in keys.items())

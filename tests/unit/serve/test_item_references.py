@@ -469,7 +469,7 @@ async def test_what_looked_like_a_call_where_no_tool_was_offered_stays_text():
 
 
 async def test_no_call_reads_more_answers_from_the_log_than_it_may(monkeypatch):
-    monkeypatch.setattr(response_store, "MOST_RESTORED", 2)
+    monkeypatch.setattr(response_store, "MAX_RESTORED", 2)
     log = MemoryLog()
     async with world(engine=numbered(), log=log) as w:
         first, second, third = [(await ask(w, f"question {number}"))[1]["output"][0] for number in range(3)]

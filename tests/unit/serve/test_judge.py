@@ -373,7 +373,7 @@ class Failing(MemoryLog):
 
 async def test_a_word_is_never_written_without_its_retraction(outside, monkeypatch):
     monkeypatch.setattr("ostinato.serve.feedback.followups._RETRY_S", 0.05)
-    monkeypatch.setattr("ostinato.serve.feedback.followups._MOST", 2)
+    monkeypatch.setattr("ostinato.serve.feedback.followups._BATCH_SIZE", 2)
     log = Failing()
     async with judging(outside, log=log, decides=True) as w:
         await converse(w, "Sort the list.", "The order is odd.")

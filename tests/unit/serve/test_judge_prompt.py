@@ -10,7 +10,7 @@ from tests.unit.serve.scored_follow_ups import ONLY_SCORED
 
 from ostinato.core.conversation import Role
 from ostinato.serve.feedback.next_message import NextMessage
-from ostinato.serve.judge_prompt import SCHEMA, Case, question, word_in
+from ostinato.serve.judge_prompt import SCHEMA, Case, label_in, question
 
 PLAIN = Case(request="Sort the list.", answer="Done.", message="In descending order.")
 
@@ -76,16 +76,16 @@ def test_the_schema_goes_along_if_it_is_to():
 def test_every_answer_of_the_schema_is_a_word(kind):
     answer = {"label": kind.value}
     jsonschema.validate(answer, SCHEMA)
-    assert word_in(json.dumps(answer)) is kind
-    assert word_in(json.dumps(answer, indent=2)) is kind
-    assert word_in(f"```json\n{json.dumps(answer)}\n```") is kind
-    assert word_in(kind.value) is kind
+    assert label_in(json.dumps(answer)) is kind
+    assert label_in(json.dumps(answer, indent=2)) is kind
+    assert label_in(f"```json\n{json.dumps(answer)}\n```") is kind
+    assert label_in(kind.value) is kind
     assert f'"{kind.value}"' in question(PLAIN, schema_sent=False).messages[0].text
 
 
 @pytest.mark.parametrize("answer", ["Complaint", " complaint.\n", '"complaint"', "**complaint**", "`complaint`"])
 def test_a_bare_label_may_be_dressed(answer):
-    assert word_in(answer) is NextMessage.COMPLAINT
+    assert label_in(answer) is NextMessage.COMPLAINT
 
 
 @pytest.mark.parametrize(
@@ -108,12 +108,12 @@ def test_a_bare_label_may_be_dressed(answer):
     ],
 )
 def test_anything_else_is_no_word(answer):
-    assert word_in(answer) is None
+    assert label_in(answer) is None
 
 
 @given(st.text())
 def test_any_answer_is_read(answer):
-    assert word_in(answer) in (None, *NextMessage)
+    assert label_in(answer) in (None, *NextMessage)
 
 
 def test_what_is_judged_in_examinations_is_what_the_rules_were_scored_on():

@@ -15,7 +15,7 @@ from ostinato.core.errors import BadRequest
 from ostinato.serve.dialects import anthropic, openai, responses
 from ostinato.serve.dialects.anthropic import _read
 from ostinato.serve.dialects.dialect import Omissions
-from ostinato.serve.dialects.items import Memo, ReadItems, joined
+from ostinato.serve.dialects.items import ItemCache, LruCache, joined
 from ostinato.serve.dialects.responses import parse_responses
 from ostinato.serve.wire.body import parse_json
 
@@ -64,7 +64,7 @@ class Counting:
 @pytest.mark.parametrize("name", BODIES)
 def test_a_request_is_read_the_same_from_what_is_known(name):
     parse, body, _ = BODIES[name]
-    items = ReadItems(1_000_000)
+    items = ItemCache(1_000_000)
     plain, first, again = parse(body), parse(body, items), parse(body, items)
     assert first.conversation == plain.conversation == again.conversation
     assert first.omitted == plain.omitted == again.omitted
@@ -76,7 +76,7 @@ def test_a_request_is_read_the_same_from_what_is_known(name):
 @pytest.mark.parametrize("name", BODIES)
 def test_a_wrong_item_is_named_by_its_place_each_time(name):
     parse, body, field = BODIES[name]
-    items = ReadItems(1_000_000)
+    items = ItemCache(1_000_000)
     for place in (1, 3):
         wrong = body | {field: [*[body[field][0]] * place, {"role": "nobody", "content": "?"}]}
         with pytest.raises(BadRequest) as found:
@@ -90,7 +90,7 @@ def test_items_that_were_left_as_text_read_the_same(name):
     data = json.dumps(body).encode()
     apart = parse_json(data, depth=64, values=1_000, unread=("messages", "input"))
     assert all(isinstance(item, msgspec.Raw) for item in apart[field])
-    for items in (None, ReadItems(1_000_000)):
+    for items in (None, ItemCache(1_000_000)):
         for _ in range(2):
             assert parse(apart, items).conversation == parse(body).conversation
             assert parse(apart, items).omitted == parse(body).omitted
@@ -112,7 +112,7 @@ def test_a_body_of_another_shape_is_read_whole(data):
 
 
 def test_parts_of_one_answer_are_the_same_message_each_time():
-    items = ReadItems(1_000_000)
+    items = ItemCache(1_000_000)
     data = json.dumps({"model": "m", "instructions": "Be brief.", "input": INPUT}).encode()
     first, again = (
         parse_responses(parse_json(data, depth=64, values=1_000, unread=("input",)), items).conversation.messages
@@ -128,7 +128,7 @@ def test_parts_of_one_answer_are_the_same_message_each_time():
 
 
 def test_other_parts_are_another_message():
-    items, parts = ReadItems(1_000_000), [Message(role=Role.USER, text=text) for text in "abc"]
+    items, parts = ItemCache(1_000_000), [Message(role=Role.USER, text=text) for text in "abc"]
     told = [message.text for _ in range(2) for pair in (parts[:2], parts[1:]) for message in joined(pair, items)]
     assert told == ["a\nb", "b\nc"] * 2
 
@@ -159,7 +159,7 @@ async def test_what_is_malformed_in_an_item_is_told_as_if_the_body_were_read_who
 
 
 def test_an_item_is_read_once_by_each_reader():
-    items, reader, other = ReadItems(1_000_000), Counting(), Counting()
+    items, reader, other = ItemCache(1_000_000), Counting(), Counting()
     for _ in range(3):
         omissions = Omissions()
         (message,) = items.read(reader, {"text": "hi"}, "messages[0]", omissions)
@@ -171,7 +171,7 @@ def test_an_item_is_read_once_by_each_reader():
 
 @pytest.mark.parametrize("pair", [(1, True), (1, 1.0), (0, False), ("1", 1), (None, False), ([], {}), (0.0, -0.0)])
 def test_items_that_only_python_calls_equal_are_two(pair):
-    items, reader = ReadItems(1_000_000), Counting()
+    items, reader = ItemCache(1_000_000), Counting()
     for value in pair:
         items.read(reader, {"text": "hi", "n": value}, "messages[0]", Omissions())
     assert reader.read == 2
@@ -188,7 +188,7 @@ HEAVY = {
 @pytest.mark.parametrize("heavy", HEAVY)
 def test_what_is_kept_takes_no_more_memory_than_its_budget(heavy):
     budget = 2_000_000 if heavy.startswith("many") else 8_000_000  # of ten messages or more
-    items, role = ReadItems(budget), "assistant" if heavy == "many calls" else "user"
+    items, role = ItemCache(budget), "assistant" if heavy == "many calls" else "user"
     tracemalloc.start()
     for number in range(40):
         item = {"role": role, "content": [*HEAVY[heavy], {"type": "text", "text": f"{number}"}]}
@@ -202,7 +202,7 @@ def test_what_is_kept_takes_no_more_memory_than_its_budget(heavy):
 
 
 def test_nothing_is_kept_without_a_budget():
-    items, reader = ReadItems(), Counting()
+    items, reader = ItemCache(), Counting()
     for _ in range(2):
         items.read(reader, {"text": "hi"}, "messages[0]", Omissions())
     assert reader.read == 2
@@ -210,7 +210,7 @@ def test_nothing_is_kept_without_a_budget():
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 12)), max_size=60))
 def test_a_memo_holds_the_most_recently_used_within_its_budget(steps):
-    memo, kept = Memo[int, int](20), dict[int, tuple[int, int]]()
+    memo, kept = LruCache[int, int](20), dict[int, tuple[int, int]]()
     for number, (key, cost) in enumerate(steps):
         if cost % 2:
             expected = kept.pop(key, None)
@@ -227,14 +227,14 @@ def test_a_memo_holds_the_most_recently_used_within_its_budget(steps):
 
 
 def test_what_costs_more_than_everything_may_is_not_kept_and_drops_nothing():
-    memo = Memo[str, int](10)
+    memo = LruCache[str, int](10)
     memo.put("a", 1, cost=10)
     memo.put("b", 2, cost=11)
     assert (memo.get("a"), memo.get("b")) == (1, None)
 
 
 def test_what_is_dropped_makes_room():
-    memo = Memo[int, int](10)
+    memo = LruCache[int, int](10)
     for number in range(5):
         memo.put(number, number, cost=2)
     memo.drop(lambda value: value % 2 == 0)
@@ -244,7 +244,7 @@ def test_what_is_dropped_makes_room():
 
 
 def test_threads_may_share_a_memo():
-    memo, wrong = Memo[int, int](50), []
+    memo, wrong = LruCache[int, int](50), []
 
     def use(start):
         for number in range(3_000):

@@ -22,7 +22,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch):
-    monkeypatch.setattr(priority, "_EACH_S", 0.01)  # of real waiting, and between two looks
+    monkeypatch.setattr(priority, "_ADJUST_S", 0.01)  # of real waiting, and between two looks
     return Clock()
 
 
@@ -213,8 +213,8 @@ async def test_without_a_limit_nothing_is_counted(clock):
 
 
 async def test_worlds_calls_wait_at_the_gateway_and_take_no_place_meanwhile(monkeypatch):
-    monkeypatch.setattr(priority, "_EACH_S", 0.02)
-    monkeypatch.setattr(priority, "_LATELY_S", 0.1)
+    monkeypatch.setattr(priority, "_ADJUST_S", 0.02)
+    monkeypatch.setattr(priority, "_WINDOW_S", 0.1)
     asked, go = asyncio.Event(), asyncio.Event()
 
     class Slow(FakeEngine):

@@ -191,7 +191,7 @@ async def test_the_refusal_says_why():
     async with listening() as (reader, writer):
         writer.write(GET + b"x-long: " + b"y" * (MAX_HEAD_BYTES + 1000))
         status, body = await answer(reader)
-        assert (status, body) == (431, b"The head of a request holds 64 KiB at most")
+        assert (status, body) == (431, b"The request line and headers may take at most 64 KiB")
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ async def test_a_head_that_comes_too_slowly_is_refused_however_many_requests_cam
             await until(lambda server=server: server._head_bytes)
             await advance(0.11)
             status, body = await answer(reader)
-            assert (status, body) == (408, b"The head of a request must come within 10 s")
+            assert (status, body) == (408, b"The request line and headers must arrive within 10 s")
             assert await reader.read() == b""
 
 

@@ -21,8 +21,8 @@ from ostinato.core.records import Signal
 from ostinato.serve import reader as module
 from ostinato.serve.calls.caller import ROUTES
 from ostinato.serve.dialects.anthropic import parse_count
-from ostinato.serve.dialects.items import ReadItems
-from ostinato.serve.fair_thread import AT_ONCE_CHARS, PER_PARSED
+from ostinato.serve.dialects.items import ItemCache
+from ostinato.serve.fair_thread import AT_ONCE_CHARS, PARSED_PER_CHAR
 from ostinato.serve.feedback.intake import parse_feedback
 from ostinato.serve.reader import LONG_CHARS, RequestReader, crowded
 from ostinato.serve.reader_child import ITEMS, SIZES, ReaderJob, answer, read_body
@@ -44,7 +44,7 @@ class Direct(RequestReader):
     async def start(self):
         pass
 
-    def _exchanged(self, job, body):
+    def _exchange(self, job, body):
         self.asked.append(job.name)
         job = msgspec.json.decode(msgspec.json.encode(job), type=type(job))
         said, found = answer(job, body, Bytes(None))
@@ -71,7 +71,7 @@ def ready(reader):
     """The reader, once its helper can be asked."""
     while reader._look() or reader.pid is None:
         assert reader._starting is not None, reader.trouble
-        assert select.select([reader._starting._says], [], [], WHOLE_PROGRAM_S)[0], "it does not start"
+        assert select.select([reader._starting._replies], [], [], WHOLE_PROGRAM_S)[0], "it does not start"
     return reader
 
 
@@ -118,8 +118,8 @@ def test_worst_bodies_come_to_the_same(path, kept):
     for where, name, body in bodies():
         if where == path and len(data := msgspec.json.encode(body)) < 150_000:
             number += 1
-            items = ReadItems(kept)
-            local = outcome(lambda data=data: parsed(path, data, None, ReadItems(0)))
+            items = ItemCache(kept)
+            local = outcome(lambda data=data: parsed(path, data, None, ItemCache(0)))
             assert outcome(lambda data=data, items=items: parsed(path, data, reader, items)) == local, name
             again = outcome(lambda data=data, items=items: parsed(path, data, reader, items))
             assert again == local, name
@@ -128,7 +128,7 @@ def test_worst_bodies_come_to_the_same(path, kept):
 
 
 def test_an_agents_history_is_read_elsewhere_once():
-    reader, items = Direct(), ReadItems(64_000_000)
+    reader, items = Direct(), ItemCache(64_000_000)
     form = {"type": "object", "properties": {"a": {"type": "string"}}}
     functions = [{"name": f"t{n}", "description": "d" * 900, "parameters": form} for n in range(22)]
     tools = [{"type": "function", "function": each} for each in functions]
@@ -139,7 +139,7 @@ def test_an_agents_history_is_read_elsewhere_once():
         data = msgspec.json.encode({"model": "m", "messages": messages, "tools": tools})
         assert len(data) > 4 * LONG_CHARS
         found = parsed("/v1/chat/completions", data, reader, items)
-        assert found == parsed("/v1/chat/completions", data, None, ReadItems(0))
+        assert found == parsed("/v1/chat/completions", data, None, ItemCache(0))
 
     call(history)
     for n in range(5):
@@ -206,7 +206,7 @@ def raise_(error):
 
 def test_what_is_read_elsewhere_never_holds_up_the_event_loop():
     """`FairThread` does at once, on the event loop, what takes as long as a few thousand characters: nothing that waits for a helper."""
-    assert LONG_CHARS // PER_PARSED > AT_ONCE_CHARS
+    assert LONG_CHARS // PARSED_PER_CHAR > AT_ONCE_CHARS
 
 
 # ------------------------------------------------------------ the gateway
@@ -274,8 +274,8 @@ class Slow(Direct):
         super().__init__()
         self.go = threading.Event()
 
-    def _exchanged(self, job, body):
-        found = super()._exchanged(job, body)
+    def _exchange(self, job, body):
+        found = super()._exchange(job, body)
         assert self.go.wait(WHOLE_PROGRAM_S)
         return found
 
@@ -367,7 +367,7 @@ def test_a_helper_that_is_killed_fails_one_request(start):
 
 def test_whoever_asks_next_gets_no_answer_to_what_was_given_up(start, monkeypatch):
     reader = ready(start())
-    says, read = reader._current._says, os.read
+    says, read = reader._current._replies, os.read
 
     def short(file, size):
         if file == says:
@@ -385,10 +385,10 @@ def test_whoever_asks_next_gets_no_answer_to_what_was_given_up(start, monkeypatc
 def test_an_answer_to_another_request_is_nobodys(start):
     reader, body = ready(start()), long("of acme").encode()
     head = msgspec.json.encode(ReaderJob(name="encode", turn=999))
-    os.write(reader._current._asks, SIZES.pack(len(head), len(body)) + head + body)
+    os.write(reader._current._requests, SIZES.pack(len(head), len(body)) + head + body)
     with pytest.raises(Unavailable):
         reader.encode(long("of globex"))
-    assert "answers another" in reader.trouble
+    assert "belongs to another request" in reader.trouble
     assert ready(reader).encode(long("of globex")) == Bytes(None).encode(long("of globex"))
 
 
@@ -418,7 +418,7 @@ def test_a_request_without_end_holds_nobody(start, monkeypatch):
 
 
 def test_a_request_that_proved_too_large_is_tried_again_later(start, monkeypatch):
-    monkeypatch.setattr(module, "_KEPT_S", 0.0)
+    monkeypatch.setattr(module, "_REFUSED_S", 0.0)
     reader = ready(start())
     for number in (1, 2):
         with pytest.raises(TooLarge):
@@ -433,7 +433,7 @@ def test_one_that_has_grown_goes_on_until_another_is_ready(start, tmp_path):
     assert reader.encode(long("b")) == list(long("b").encode())
     assert reader.pid == small
     file = release()
-    assert select.select([reader._starting._says], [], [], WHOLE_PROGRAM_S)[0]
+    assert select.select([reader._starting._replies], [], [], WHOLE_PROGRAM_S)[0]
     os.close(file)
     assert reader.encode(long("b")) == list(long("b").encode())
     assert reader.pid != small
@@ -453,7 +453,7 @@ def test_where_none_can_be_started_requests_are_read_here(start):
     while not reader.trouble:
         assert reader.encode(LONG) is None
         if reader._starting is not None:
-            assert select.select([reader._starting._says], [], [], WHOLE_PROGRAM_S)[0]
+            assert select.select([reader._starting._replies], [], [], WHOLE_PROGRAM_S)[0]
     assert "does not start" in reader.trouble
     assert (reader.pid, reader._starting) == (None, None)
 

@@ -236,7 +236,7 @@ def test_all_that_is_held_is_given_back():
     for name in ("one", "two", "three", "four"):
         long_talk(sessions, 30, name)
     while sessions._entries:
-        sessions._forget()
+        sessions._evict()
     assert sessions._held == 0
 
 

@@ -1,1 +1,1 @@
-"""Model calls: from a typed request to turns in the log and an answer on the wire."""
+"""Model calls: from a parsed request to turns in the log and an answer on the wire."""

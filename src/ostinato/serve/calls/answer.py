@@ -1,7 +1,7 @@
-"""One model call from the engine to the client: takes chunks, stores the turns, and only then shows the client the end.
+"""One model call from the engine to the client: takes chunks, stores the turns, and only then sends the client the end.
 
-Records which answers were delivered in full: noted in memory and written to the log in batches, without delaying calls. If the process is
-killed, at most the last quarter of a second of notes is lost; those turns count as not delivered.
+It also records which answers were delivered in full: noted in memory and written to the log in batches, without delaying calls. If the
+process is killed, at most the last quarter of a second of notes is lost; those turns count as not delivered.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from ostinato.serve.writes import Writes
 
 
 class StreamHeartbeat:
-    """Calls `beat` once for every `every_s` seconds of silence. It uses a single timer: `silence` only notes when the silence began.
+    """Calls `beat` after every `every_s` seconds of silence in a stream. One timer serves all silences; `silence` only notes the time.
 
     Example::
 
         pulse.silence()
         chunk = await anext(chunks)
-        await pulse.over()  # what was being sent is sent
+        await pulse.over()  # a heartbeat in flight has been sent
     """
 
     def __init__(self, every_s: float, beat: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -51,21 +51,21 @@ class StreamHeartbeat:
         self._beating: asyncio.Task[None] | None = None
 
     def silence(self) -> None:
-        """Begin a silence."""
+        """Mark the start of a silence."""
         self._silent = True
         self._since = self._loop.time()
         if self._timer is None:
             self._timer = self._loop.call_at(self._since + self._every_s, self._look)
 
     async def over(self) -> None:
-        """End the silence; waits for a beat that is being sent."""
+        """Mark the end of the silence, and wait for a heartbeat in flight."""
         self._silent = False
         if self._beating is not None:
             beating, self._beating = self._beating, None
             await beating
 
     def close(self) -> None:
-        """Stop beating, and cancel a beat that is being sent."""
+        """Stop the heartbeats, and cancel one in flight."""
         self._silent = False
         if self._timer is not None:
             self._timer.cancel()
@@ -87,7 +87,7 @@ class StreamHeartbeat:
 # ---------------------------------------------------------------- the answer
 
 
-# in a body with their log-probabilities; more are written on a thread, so that no other stream waits
+# tokens with log-probabilities in a body; larger bodies are serialised on a thread, so that they block no other stream
 _AT_ONCE_TOKENS = 1_000
 STREAM: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -97,17 +97,17 @@ STREAM: Headers = [
 
 
 class Answer:
-    """The answer to one call, sent while it is sampled.
+    """The answer to one call, sent while it is being sampled.
 
     Args:
         parts: the gateway's.
         asked: the call in progress, with the exchange to answer.
-        question: the call's prompt; told of each durable turn, and of a client that closes the stream of a call with one choice.
+        question: the call's prompt; its callbacks get each durable turn, and a disconnect during the stream of a single choice.
         capture: the call and its turns.
-        chunks: the sampled chunks, from the engine or from the log.
+        chunks: the sampled chunks, from the engine or replayed from the log.
         writer: formats the answer in the client's dialect.
-        readings: separate text, reasoning and tool calls, one per choice.
-        person: notified of the first token and of the last.
+        readings: parsers that separate text, reasoning and tool calls, one per choice.
+        person: notified of the first and the last token.
         headers: sent in addition to the answer's own.
     """
 
@@ -142,24 +142,24 @@ class Answer:
         self._began = asyncio.get_running_loop().time()
 
     async def send(self, *, stream: bool) -> None:
-        """Send the whole answer, as events or as one body. Every choice that was begun ends as a turn in the log.
+        """Send the whole answer, as events or as one body. Every choice that was begun becomes a turn in the log.
 
         Raises:
-            ClientGone: nobody is left to answer; the engine's work is stopped.
+            ClientGone: the client disconnected; sampling is stopped.
             EngineFailed, StoreSlow, StorageFull: the answer cannot be completed.
-            GrammarTooComplex: the answer's form cannot be enforced to its end.
+            GrammarTooComplex: the answer's format cannot be enforced to its end.
         """
-        await self._kept(self._events() if stream else self._whole(), stream=stream)
+        await self._run_and_store(self._events() if stream else self._whole(), stream=stream)
 
     async def sample(self, *, stream: bool) -> None:
-        """Sample the whole answer and store its turns, but send nothing of it, only heartbeats of a stream. Its head then names no turn,
-        as another may be what the client gets. Raises as `send`.
+        """Sample the whole answer and store its turns, but send only a stream's heartbeats. The response head then names no turn, because
+        the client may get another one. Raises like `send`.
         """
         self._named = False
-        await self._kept(self._beating() if stream else self._sampled(), stream=False)
+        await self._run_and_store(self._beating() if stream else self._sampled(), stream=False)
 
     async def deliver(self, data: bytes, *, stream: bool) -> None:
-        """Send what was made of a sampled answer, as a body or as all of a stream's events."""
+        """Send `data`, made from a sampled answer, as the body or as all events of the stream."""
         if not stream:
             await self._exchange.reply(200, data, self._headers())
             return
@@ -167,8 +167,8 @@ class Answer:
             await self._exchange.start(200, STREAM + self._headers())
         await self._exchange.write(data, last=True)
 
-    async def _kept(self, work: Coroutine[Any, Any, None], *, stream: bool) -> None:
-        """Do the work; whatever ends it, the turns of what was sampled are written."""
+    async def _run_and_store(self, work: Coroutine[Any, Any, None], *, stream: bool) -> None:
+        """Run `work`; however it ends, write the turns of everything sampled."""
         capture = self._capture
         try:
             try:
@@ -178,17 +178,17 @@ class Answer:
                 if close is not None:
                     await close()
         except (asyncio.CancelledError, ClientGone):
-            finish = self._broken_off(stream=stream)
+            finish = self._cancelled_finish(stream=stream)
             if finish is Finish.LEFT and self._question.left is not None and capture.call.n == 1:
                 self._question.left(capture.call.turn_ids()[0], self._readings[0].message())
             await capture.close(finish, self._config.store_timeout_s)
             raise
         except (BadRequest, Unavailable) as error:
             finish = Finish.ERROR
-            if isinstance(error, GrammarTooComplex):  # a call's other choices end with the one whose form cannot go on
+            if isinstance(error, GrammarTooComplex):  # this ends the call's other choices, too
                 finish = Finish.GRAMMAR
                 self._parts.metrics.refused(capture.call.tenant, error.code)
-            # refused before any token: nothing was served, so there is no turn; but a draw of Auto is logged whatever its outcome
+            # no token, so nothing was served and there is no turn; but a draw of Auto is always logged
             if capture.tokens or capture.call.auto is not None:
                 await capture.close(finish, self._config.store_timeout_s)
             raise
@@ -196,14 +196,14 @@ class Answer:
             await capture.close(Finish.ERROR, self._config.store_timeout_s)
             raise
 
-    def _broken_off(self, *, stream: bool) -> Finish:
-        """Why the call was cancelled. A person who left had to see something of the answer: a stream that had begun."""
+    def _cancelled_finish(self, *, stream: bool) -> Finish:
+        """Why the call was cancelled. `LEFT` requires a person who has seen some of the answer: a stream that had begun."""
         if isinstance(self._watch.reason, EngineFailed):
             return Finish.ERROR
         saw = stream and self._opened and self._exchange.status
         return Finish.LEFT if saw and self._watch.left and self._capture.call.arm.people else Finish.ABORT
 
-    # ------------------------------------------------------------ at once
+    # ------------------------------------------------------------ as one body
 
     async def _sampled(self) -> None:
         while not self._capture.complete:
@@ -249,15 +249,15 @@ class Answer:
                     await self._exchange.write(data.encode(), last=self._capture.complete)
 
     async def _beating(self) -> None:
-        """Sample the whole answer while the silent stream is kept alive."""
+        """Sample the whole answer while heartbeats keep the stream alive."""
         with closing(StreamHeartbeat(self._config.heartbeat_s, self._beat)) as pulse:
             pulse.silence()
             await self._sampled()
             await pulse.over()
 
     async def _beat(self) -> None:
-        """Keep a silent stream alive: send its head, if not yet sent, and a heartbeat. While another arm of Auto may still have to answer,
-        the head names no arm; the end of the answer does.
+        """Send a heartbeat, after the response head if that is not sent yet. While another arm of Auto may still take over, the head
+        names no arm; the end of the answer does.
         """
         named = self._named and (self._opened or self._capture.call.auto is None)
         headers = self._headers() if named else self._more_headers
@@ -275,12 +275,12 @@ class Answer:
         closing = (self.counts(), self.ostinato()) if self._capture.complete else None
         return data + self._writer.ending(chunk.index, choice.finish, self._stop_of(choice), closing)
 
-    # ------------------------------------------------------------ both
+    # ------------------------------------------------------------ sampling and storing
 
     async def _next(self) -> tuple[Chunk, list[Piece]]:
-        """The next chunk, added to the capture, and the pieces of the answer that it completes. Raises EngineFailed."""
+        """Add the next chunk to the capture; return it and the pieces of the answer that it completes. Raises EngineFailed."""
         chunk = await self._chunk()
-        while self._over(chunk.index):  # another choice goes on
+        while self._ended_by_gateway(chunk.index):  # the engine continues an ended choice while others are open
             self._capture.drop(chunk)
             chunk = await self._chunk()
         if not self._opened:
@@ -291,18 +291,18 @@ class Answer:
         reading = self._readings[chunk.index]
         pieces = reading.take(chunk.text, last=chunk.finish is not None)
         if reading.over and self._capture.end(chunk.index):
-            await self._ended_here(chunk.index)
+            await self._fetch_routes(chunk.index)
         if chunk.finish is not None and reading.message().calls:
             self._capture.called(chunk.index)
         if self._capture.complete:
             self._person.last(self._capture.tokens // self._capture.call.n)
         return chunk, pieces
 
-    async def _ended_here(self, index: int) -> None:
-        """Take the routes of a choice that was ended before the engine's last chunk, which would have brought them."""
+    async def _fetch_routes(self, index: int) -> None:
+        """Fetch the expert routes of a choice that the gateway ended, since the engine's last chunk will not bring them."""
         choice = self._capture.choices[index]
         self._watch.allow(self._config.chunk_timeout_s, self._silent)
-        with suppress(Unavailable):  # the answer is there
+        with suppress(Unavailable):  # the answer itself is complete
             choice.routes = await self._parts.engine.end_sample(self._capture.call.id, index, len(choice.ids))
 
     async def _chunk(self) -> Chunk:
@@ -312,12 +312,12 @@ class Answer:
         except StopAsyncIteration:
             raise EngineFailed("The engine stopped before the end of the answer; send the request again.") from None
 
-    def _over(self, index: int) -> bool:
-        """True if a choice was ended here and not by the engine, which goes on with it while other choices are open."""
+    def _ended_by_gateway(self, index: int) -> bool:
+        """True if the gateway ended this choice, while the engine continues it because other choices are open."""
         return index < len(self._readings) and self._readings[index].over
 
     def _stop_of(self, choice: Choice) -> str:
-        """The stop string that ended a choice; "" if none did."""
+        """The stop string that ended a choice, or ""."""
         stops = self._capture.call.sampling.stop
         return stop_string(self._parts.renderer.decode(choice.ids), "".join(choice.text), stops) if stops else ""
 
@@ -341,12 +341,12 @@ class Answer:
         )
 
     def counts(self) -> Counts:
-        """Tokens of the prompt and of all answers."""
+        """Return the token counts of the prompt and of all answers."""
         return Counts(prompt=self._capture.prompt_tokens, answer=self._capture.tokens)
 
     def ostinato(self) -> Json:
-        """Ostinato's own fields: turns, episode, arm, policy spans (choice by choice), Auto's arm, the window after a summary, and the
-        turns that a deadline ended.
+        """Return Ostinato's own fields: turns, episode, arm, policy spans (choice by choice), Auto's arm, the window after a summary, and
+        the turns that a deadline ended.
         """
         call = self._capture.call
         spans: list[Any] = [
@@ -354,19 +354,19 @@ class Answer:
             for choice in self._capture.choices
             for span in choice.spans
         ]
-        told: Json = {"turns": call.turn_ids(), "episode": call.episode, "arm": call.arm.value, "spans": spans}
+        fields: Json = {"turns": call.turn_ids(), "episode": call.episode, "arm": call.arm.value, "spans": spans}
         if call.auto is not None:
-            told["auto"] = call.auto.arm
+            fields["auto"] = call.auto.arm
         if call.window is not None:
-            told["window"] = {"number": call.window.number, "begins_with": call.window.begins_with}
+            fields["window"] = {"number": call.window.number, "begins_with": call.window.begins_with}
         late = [choice.finish is Finish.DEADLINE for choice in self._capture.choices]
-        if any(late):  # dialects have no word for it
-            told["deadline"] = [turn for turn, is_late in zip(call.turn_ids(), late, strict=True) if is_late]
-        return told
+        if any(late):  # dialects have no finish reason for it
+            fields["deadline"] = [turn for turn, is_late in zip(call.turn_ids(), late, strict=True) if is_late]
+        return fields
 
     def _headers(self) -> Headers:
         call, policy = self._capture.call, self._policy
-        told: dict[bytes, str | None] = {
+        optional: dict[bytes, str | None] = {
             b"x-ostinato-purpose": None if call.purpose is Purpose.TASK else call.purpose.value,
             b"x-ostinato-train": None if call.consent is Consent.YES else call.consent.value,
             b"x-ostinato-sampling": call.overridden or None,
@@ -379,18 +379,18 @@ class Answer:
         }
         id = call.id.encode()
         return [
-            (b"request-id", id),  # Anthropic's and OpenAI's clients keep it, and agents report it in their telemetry
+            (b"request-id", id),  # Anthropic's and OpenAI's clients expose it, and agents report it in their telemetry
             (b"x-request-id", id),
             (b"x-ostinato-turn", ",".join(call.turn_ids()).encode()),
             (b"x-ostinato-arm", call.arm.value.encode()),
             *self._more_headers,
-            *((name, value.encode()) for name, value in told.items() if value is not None),
+            *((name, value.encode()) for name, value in optional.items() if value is not None),
         ]
 
     def _adapted(self, basis: str) -> str:
-        """The basis, and, once the answer is complete, the KL divergence of each choice in nats."""
-        told = [choice.steered for choice in self._capture.choices]
-        spent = ",".join(f"{0.0 if each is None else each.kl:.3g}" for each in told)
+        """The steering basis, and, once the answer is complete, the KL divergence of each choice in nats."""
+        steered = [choice.steered for choice in self._capture.choices]
+        spent = ",".join(f"{0.0 if each is None else each.kl:.3g}" for each in steered)
         return f"{basis}; kl={spent}" if self._capture.complete else basis
 
 
@@ -399,13 +399,13 @@ class Answer:
 
 _LOG = logging.getLogger(__name__)
 EVERY_S = 0.25
-MOST = 256  # turns in one row
+MAX_TURNS_PER_ROW = 256  # turns per row
 _RETRY_S = 2.0
-_KEPT = 100_000  # turns kept in memory while the log accepts no writes
+_MAX_HELD = 100_000  # turns held in memory while the log accepts no writes
 
 
 class Deliveries:
-    """Collects delivered turns and writes `Delivered` rows.
+    """Collects delivered turns and writes them as `Delivered` rows.
 
     Example: ``deliveries.note(["chatcmpl-3f:0"])``, and at the end ``await deliveries.close()``
     """
@@ -419,15 +419,15 @@ class Deliveries:
         self._writing: asyncio.Task[None] | None = None
 
     def note(self, turns: Sequence[str]) -> None:
-        """Note that these turns' answers were handed to the connection, to their last byte."""
+        """Record that these turns' answers were handed to the connection, to the last byte."""
         self._noted += turns
-        if len(self._noted) >= MOST:
+        if len(self._noted) >= MAX_TURNS_PER_ROW:
             self._begin()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(EVERY_S, self._begin)
 
     async def close(self) -> None:
-        """Write all notes, without retrying."""
+        """Write everything noted, without retries."""
         if self._timer is not None:
             self._timer.cancel()
         if self._writing is not None:
@@ -449,11 +449,11 @@ class Deliveries:
 
     async def _write(self) -> None:
         while self._noted:
-            turns, self._noted = self._noted[:MOST], self._noted[MOST:]
+            turns, self._noted = self._noted[:MAX_TURNS_PER_ROW], self._noted[MAX_TURNS_PER_ROW:]
             row = Delivered(id=secrets.token_hex(8), turns=tuple(turns), at=self._clock())
             try:
                 await self._writes.begin(self._log.append(row))
             except OstinatoError as error:
-                _LOG.warning("%d deliveries were not noted, and will be tried again: %s", len(turns), error)
-                self._noted = [*turns, *self._noted][:_KEPT]
+                _LOG.warning("%d deliveries could not be written and will be retried: %s", len(turns), error)
+                self._noted = [*turns, *self._noted][:_MAX_HELD]
                 return

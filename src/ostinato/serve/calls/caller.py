@@ -1,10 +1,11 @@
-"""Determines who a model call is for and which weights answer it: user, signature, arm, slot, episode, group.
+"""Determines who a model call is for, what it is for, and which weights answer it.
 
-The purpose of a call: the task itself or an auxiliary call. It is given by the header X-Ostinato-Purpose, or else inferred from headers
-that coding agents send anyway: Codex marks its sub-agents and compactions, Claude Code and opencode their sub-agents. Compactions of other
-agents are told by the words of their requests. A call in an agent's session without tools is a side call: a title, a topic.
+The purpose of a call is the task itself or an auxiliary call. The header X-Ostinato-Purpose states it; otherwise it is inferred from
+headers that coding agents send anyway: Codex marks its sub-agents and compactions, Claude Code and opencode their sub-agents. Compactions
+of other agents are recognised by the wording of their requests. A call without tools in an agent's session is a side call, such as for a
+title.
 
-The routes that sample: how each parses a request and shapes its answer. Everything else about a call is the same for all of them.
+It also holds the routes that sample: how each parses a request and formats its answer. Everything else about a call is the same for all.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ostinato.serve.calls.compaction import asks_for_summary
 from ostinato.serve.consent import ConsentChoices, read_level
 from ostinato.serve.dialects import anthropic, anthropic_reply, openai_reply, responses
 from ostinato.serve.dialects.dialect import ContextExceeded, Counts, ErrorShape, Heading, Json, Request, Writer
-from ostinato.serve.dialects.items import ReadItems
+from ostinato.serve.dialects.items import ItemCache
 from ostinato.serve.dialects.openai import ChatRequest, parse_chat, parse_completion
 from ostinato.serve.parts import Parts
 from ostinato.serve.wire.exchange import Exchange
@@ -44,14 +45,15 @@ _COMPACTIONS = ("compact", "compaction")
 
 
 def purpose_of(headers: Mapping[bytes, bytes], conversation: Conversation | None) -> Purpose:
-    """The purpose of a call, by its headers (names in lower case) and, for a conversation, its tools and its request. Raises BadRequest.
+    """Return the purpose of a call, from its headers (lower-case names) and, for a conversation, its tools and its request. Raises
+    BadRequest.
 
     Example: ``purpose_of({b"x-ostinato-purpose": b"side"}, None) is Purpose.SIDE``
     """
-    said = headers.get(b"x-ostinato-purpose")
-    if said is not None:
+    declared = headers.get(b"x-ostinato-purpose")
+    if declared is not None:
         try:
-            return Purpose(said.decode("latin-1"))
+            return Purpose(declared.decode("latin-1"))
         except ValueError:
             raise BadRequest(f"X-Ostinato-Purpose takes {', '.join(Purpose)}.", field="X-Ostinato-Purpose") from None
     subagent = headers.get(b"x-openai-subagent", b"").decode("latin-1")
@@ -66,12 +68,12 @@ def purpose_of(headers: Mapping[bytes, bytes], conversation: Conversation | None
 
 
 def _codex_kind(metadata: bytes) -> str:
-    """The `request_kind` in Codex' turn metadata, a JSON header that may be longer than other headers; "" if there is none."""
+    """Return `request_kind` from Codex' turn metadata, a JSON header that may exceed other headers' limit; "" if there is none."""
     try:
-        told = json.loads(metadata)
+        fields = json.loads(metadata)
     except (ValueError, RecursionError):
         return ""
-    kind = told.get("request_kind") if isinstance(told, dict) else None
+    kind = fields.get("request_kind") if isinstance(fields, dict) else None
     return kind if isinstance(kind, str) else ""
 
 
@@ -83,7 +85,7 @@ def _uses_tools(conversation: Conversation) -> bool:
 
 
 _LOOK_S = 0.05
-_LEFT_MS = re.compile(r"[0-9]{1,9}")  # eleven days at most
+_LEFT_MS = re.compile(r"[0-9]{1,9}")  # at most eleven days
 
 
 class Loading(Unavailable):
@@ -94,7 +96,8 @@ class Loading(Unavailable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """The caller as declared or, if `verified`, as proven. `until`: deadline for the end of sampling, by `time.monotonic`; None: none.
+    """The caller as declared or, if `verified`, as proven. `until`: deadline for the end of sampling, by `time.monotonic`; None: no
+    deadline.
 
     Example: ``Caller(tenant="acme", user="u42", verified=False, episode=None, group=None, slot=None, harness="")``
     """
@@ -122,13 +125,13 @@ class Placement:
 
 
 class Senders:
-    """Reads callers from headers and bodies, and finds their weights."""
+    """Reads callers from headers and bodies, and chooses the weights that answer them."""
 
     def __init__(self, parts: Parts, choices: ConsentChoices) -> None:
         self._parts, self._choices = parts, choices
 
     def caller(self, exchange: Exchange, who: Principal, user: str | None, *, store: bool | None) -> Caller:
-        """The caller of a request; `user` and `store` are the body's. Raises BadRequest, Unauthorized."""
+        """Return the caller of a request; `user` and `store` are the body's. Raises BadRequest, Unauthorized."""
         user = user or exchange.text("X-Ostinato-User") or ANONYMOUS
         signature = exchange.text("X-Ostinato-User-Signature")
         if signature is not None:
@@ -146,31 +149,31 @@ class Senders:
             group=exchange.text("X-Ostinato-Group"),
             slot=slot,
             harness=exchange.text("X-Ostinato-Harness") or "",
-            until=_until(exchange, slot),
+            until=_deadline(exchange, slot),
             consent=self._consent(exchange, (who.tenant, user), slot, store),
         )
 
     def _consent(self, exchange: Exchange, person: Person, slot: str | None, store: bool | None) -> Consent:
-        """The strictest of what the operator and the person allow and the request asks for. Raises BadRequest, Unavailable.
+        """Return the strictest of the operator's settings, the person's choice, and the request's wish. Raises BadRequest, Unavailable.
 
-        A call that names a slot is an evaluation or a rollout, of which no person is part: only the header counts.
+        A call that names a slot is an evaluation or a rollout and involves no person: only the header counts.
         """
-        said = exchange.text("X-Ostinato-Train")
-        asked = Consent.YES if said is None else read_level(said, "X-Ostinato-Train")
+        header = exchange.text("X-Ostinato-Train")
+        asked = Consent.YES if header is None else read_level(header, "X-Ostinato-Train")
         if slot is not None:
             return asked
         by_field = self._parts.privacy.store_false if store is False else Consent.YES
-        # both, where body and header name different users
+        # body and header may name different users: both choices count
         named = {person[1], exchange.text("X-Ostinato-User") or person[1]}
         chosen = [self._choices.of((person[0], user)) for user in named]
         return Consent.strictest(asked, by_field, self._parts.privacy.at_most(person[0]), *chosen)
 
     def known(self, caller: Caller) -> str:
-        """The user's name if the operator trusts it (`serve.arm_users`); all other users are `ANONYMOUS`."""
+        """Return the user's name if the operator trusts it (`serve.arm_users`), else `ANONYMOUS`."""
         return caller.user if caller.verified or self._parts.config.arm_users == "declared" else ANONYMOUS
 
     async def place(self, caller: Caller) -> Placement:
-        """The weights for this caller; waits up to `loading_wait_s` for the first weights to load. Raises NotFound, Loading."""
+        """Return this caller's weights; waits up to `loading_wait_s` for the first weights to load. Raises NotFound, Loading."""
         loaded = self._parts.engine.slots()
         if caller.slot is not None:
             if caller.slot not in loaded:
@@ -193,36 +196,36 @@ class Senders:
         return loaded
 
 
-def _until(exchange: Exchange, slot: str | None) -> float | None:
-    """The deadline for the end of sampling, counted from the call's arrival. Raises BadRequest, Unauthorized.
+def _deadline(exchange: Exchange, slot: str | None) -> float | None:
+    """Return the deadline for the end of sampling, counted from the call's arrival. Raises BadRequest, Unauthorized.
 
-    Only a caller that names a slot may set a deadline: turns that end at a deadline are trained on, and a person's turn cut off by a
-    clock must not be.
+    Only a caller that names a slot may set a deadline: turns that end at a deadline are trained on, which must not happen to a person's
+    turn that a clock cut off.
     """
-    said = exchange.text("X-Ostinato-Left-Ms")
-    if said is None:
+    header = exchange.text("X-Ostinato-Left-Ms")
+    if header is None:
         return None
     if slot is None:
         raise Unauthorized(
             "X-Ostinato-Left-Ms is allowed only with X-Ostinato-Slot, which needs an admin key; leave the header out."
         )
-    if not _LEFT_MS.fullmatch(said):
+    if not _LEFT_MS.fullmatch(header):
         raise BadRequest(
             "X-Ostinato-Left-Ms must be the time left for the answer, in whole milliseconds, 0 to 999999999.",
             field="X-Ostinato-Left-Ms",
         )
-    return exchange.came_at + int(said) / 1000
+    return exchange.came_at + int(header) / 1000
 
 
 def _agents_session(exchange: Exchange) -> str | None:
-    """The session named in the headers that coding agents send anyway. Raises BadRequest."""
+    """Return the session named in the headers that coding agents send anyway. Raises BadRequest."""
     return next((session for name in SESSION_HEADERS if (session := exchange.text(name)) is not None), None)
 
 
-# ---------------------------------------------------------------- what an answer leans to
+# ---------------------------------------------------------------- personalisation
 
 
-_LEANING = (Purpose.TASK, Purpose.SUBAGENT)  # the purposes of calls whose answers lean to the person
+_STEERED_PURPOSES = (Purpose.TASK, Purpose.SUBAGENT)  # the purposes of calls whose answers are personalised
 
 
 def steering_of(
@@ -234,14 +237,16 @@ def steering_of(
     sampling: Sampling,
     conversation: Conversation | None,
 ) -> Steering | None:
-    """How an answer leans to its person; None if it may not (`_may_lean`), and for a demanded form and auxiliary calls. While a trial
-    compares releases of which one has no basis, no answer leans: the other's people would be served better for that alone. An engine
-    that can only bias whole answers leans none that may hold a call or has biases of its own. Raises BadRequest.
+    """Return the steering of an answer towards its person's preferences; None if there is none. Raises BadRequest.
+
+    None where `_may_steer` forbids it, for a constrained format, and for auxiliary calls. None while a trial compares releases of which one
+    has no steering basis: the other's users would be served better for that reason alone. An engine with static steering (a fixed bias per
+    answer) also gives None for calls with tools or a `logit_bias`.
     """
     adaptation, policy = parts.adaptation, parts.engine.slots().get(placement.slot)
-    if not _may_lean(caller, placement, exchange) or adaptation is None or policy is None:
+    if not _may_steer(caller, placement, exchange) or adaptation is None or policy is None:
         return None
-    if sampling.grammar or purpose not in _LEANING:
+    if sampling.grammar or purpose not in _STEERED_PURPOSES:
         return None
     if not adaptation.fits(parts.arms.compared(parts.engine.slots())):
         return None
@@ -255,18 +260,20 @@ def steering_of(
 def style_texts(
     parts: Parts, caller: Caller, placement: Placement | None, exchange: Exchange, conversation: Conversation
 ) -> Mapping[str, str]:
-    """The styles that a person's conversation may be in now, by arm: none where no answer of theirs leans (`steering_of`), for the
-    holdout, and for calls with tools or a demanded form, whose words a program reads. A summary keeps its conversation's style. While
-    releases are compared, in a trial or with the verified one, only styles that are approved for all of them count. Raises BadRequest.
+    """Return the styles that a person's conversation may have now, as {arm: system text}. Raises BadRequest.
+
+    Empty where steering is not allowed (`_may_steer`), for the holdout, and for calls with tools or a constrained format, whose output a
+    program reads. A summary keeps its conversation's style. While releases are compared, in a trial or with the verified one, only styles
+    approved for all of them count.
     """
     styles, slots = parts.styles, parts.engine.slots()
     policy = None if placement is None else slots.get(placement.slot)
-    if styles is None or placement is None or policy is None or not _may_lean(caller, placement, exchange):
+    if styles is None or placement is None or policy is None or not _may_steer(caller, placement, exchange):
         return {}
     if conversation.demand is not None or _has_tools(conversation):
         return {}
     purpose = Purpose.COMPACTION if conversation.summarises else purpose_of(exchange.headers, conversation)
-    if purpose not in (*_LEANING, Purpose.COMPACTION):
+    if purpose not in (*_STEERED_PURPOSES, Purpose.COMPACTION):
         return {}
     if not styles.entitled((caller.tenant, caller.user), verified=caller.verified):
         return {}
@@ -274,10 +281,10 @@ def style_texts(
     return styles.texts(parts.arms.styled(caller.tenant, arm, slots), shared=arm is not Arm.BRANCH)
 
 
-def _may_lean(caller: Caller, placement: Placement, exchange: Exchange) -> bool:
-    """True for the answers to callers with a name and the consent who want it, but on a named slot, the control arm or an outside model.
+def _may_steer(caller: Caller, placement: Placement, exchange: Exchange) -> bool:
+    """Return True for named callers with consent who do not opt out, except on a named slot, the control arm or an outside model.
 
-    Raises BadRequest for a header that says neither.
+    Raises BadRequest for a malformed X-Ostinato-Adapt header.
     """
     wanted = exchange.text("X-Ostinato-Adapt")
     if wanted not in (None, "on", "off"):
@@ -288,29 +295,29 @@ def _may_lean(caller: Caller, placement: Placement, exchange: Exchange) -> bool:
 
 
 def with_style(conversation: Conversation, text: str) -> Conversation:
-    """A conversation with a text behind the client's system prompt, or as its system prompt if it has none.
+    """Return the conversation with a text appended to the client's system prompt, or as its system prompt if it has none.
 
     Example: ``with_style(asked, "Answer in one sentence.").messages[0].role is Role.SYSTEM``
     """
     if not text:
         return conversation
-    messages, first = conversation.messages, leading(conversation)
+    messages, first = conversation.messages, system_message_count(conversation)
     before = messages[first - 1].text.rstrip() if first else ""
     system = Message(role=Role.SYSTEM, text=f"{before}\n\n{text}" if before else text)
     return replace(conversation, messages=(*messages[: max(0, first - 1)], system, *messages[first:]))
 
 
-def leading(conversation: Conversation) -> int:
-    """With how many system messages a conversation begins."""
+def system_message_count(conversation: Conversation) -> int:
+    """Return the number of system messages with which a conversation begins."""
     messages = conversation.messages
     return next((place for place, each in enumerate(messages) if each.role is not Role.SYSTEM), len(messages))
 
 
-# ---------------------------------------------------------------- auto's draws
+# ---------------------------------------------------------------- Auto
 
 
 def asks_auto(parts: Parts, request: Request, caller: Caller) -> bool:
-    """True if the request is for Auto, False if it is for the model.
+    """Return True if the request is for Auto, False if it is for the served model.
 
     Raises NotFound for an unknown model, and BadRequest for a feature that not every arm supports.
     """
@@ -338,7 +345,7 @@ def asks_auto(parts: Parts, request: Request, caller: Caller) -> bool:
 
 
 def draw_arm(parts: Parts, tenant: str, episode: str, failed: Collection[str]) -> tuple[Placement, Deal]:
-    """The arm that answers this call of an episode; `failed` are the arms that could not. Raises Unavailable if no arm is left."""
+    """Draw the arm that answers this call of an episode. `failed`: arms that have failed already. Raises Unavailable if no arm is left."""
     deals = parts.deals
     assert deals is not None, "a request for Auto is refused where there is none"
     deal = deals.deal(tenant, episode, parts.arms.releases(parts.engine.slots()), failed)
@@ -349,7 +356,7 @@ def draw_arm(parts: Parts, tenant: str, episode: str, failed: Collection[str]) -
 
 
 def for_auto(conversation: Conversation) -> Conversation:
-    """The conversation as Auto's arms get it: without tools that may not be called, as not every arm can be kept from calling them."""
+    """Return the conversation for Auto's arms: without tools that must not be called, since not every arm can forbid calls."""
     demand = conversation.demand
     if demand is None or not demand.forbidden:
         return conversation
@@ -357,8 +364,8 @@ def for_auto(conversation: Conversation) -> Conversation:
 
 
 def _has_tools(conversation: Conversation) -> bool:
-    told = any(message.calls or message.role is Role.TOOL for message in conversation.messages)
-    return told or bool(conversation.tools)
+    used = any(message.calls or message.role is Role.TOOL for message in conversation.messages)
+    return used or bool(conversation.tools)
 
 
 # ---------------------------------------------------------------- routes
@@ -373,18 +380,18 @@ class CallRoute:
         kind: prefix of its answers' ids.
         field: the request's field that holds the prompt, for errors.
         form: the request's field that holds the schema of the answer's text, for errors; "" if the dialect has none.
-        parse: parses a JSON body into a request, given the items of the tenant's earlier ones; raises BadRequest naming the field.
-        writer: makes the writer that shapes the answer. The renderer gives the tokens' text, if log-probabilities are wanted.
-        errors: the dialect's shape of errors.
-        overflow: makes the stream that answers a streamed request whose prompt is too long; None: the answer is an HTTP error.
-        default_tokens: an answer's token budget if the client names none; None: the gateway's default.
-        compacted: shapes the whole answer to a request for a summary, in dialects that have such requests.
+        parse: parses a JSON body into a request, given the cache of the tenant's parsed items; raises BadRequest naming the field.
+        writer: makes the writer of the answer. The renderer decodes tokens, if log-probabilities are wanted.
+        errors: the dialect's format of errors.
+        overflow: formats the error of a streamed request whose prompt is too long as a stream; None: it is an HTTP error.
+        default_tokens: the answer's token limit if the client sets none; None: the gateway's default.
+        compacted: formats the whole answer to a request for a summary, in dialects that have such requests.
     """
 
     path: str
     kind: str
     field: str
-    parse: Callable[[Any, ReadItems], Request]
+    parse: Callable[[Any, ItemCache], Request]
     writer: Callable[[Any, Heading, Renderer | None], Writer]
     errors: ErrorShape
     overflow: Callable[[Any, Heading, ContextExceeded], str] | None = None
@@ -393,7 +400,7 @@ class CallRoute:
     compacted: Callable[[Any, Heading, CompactionBlock, Counts, Json], bytes] | None = None
 
     def form_fields(self, demand: Demand | None) -> str:
-        """The fields of a request that may hold the grammar of this demand.
+        """Return the names of the request's fields from which the grammar of this demand came.
 
         Example: ``"response_format"``, ``"tools"``, or both if the answer may be either.
         """

@@ -1,7 +1,7 @@
-"""From chunks to turns: the samples of one request, choice by choice, written to the log exactly once.
+"""From chunks to turns: collects the samples of one request, choice by choice, and writes each to the log exactly once.
 
-A choice's turn is durable before its end is shown to the client. A choice that is still open when the client leaves or the engine fails
-is written too, with a finish that keeps it out of training.
+A choice's turn is durable before its end is sent to the client. A choice that is still open when the client leaves or the engine fails is
+written, too, with a finish that keeps it out of training.
 """
 
 from __future__ import annotations
@@ -63,23 +63,23 @@ class Call:
     harness: str = ""
     verified: bool = False
     auto: Pick | None = None
-    auto_arm: AutoArm | None = None  # the arm of a call that Auto dealt, for its cost
+    auto_arm: AutoArm | None = None  # the arm that Auto drew, for the call's cost
     overridden: str = ""  # the sampling parameters that the operator overrode, as a header's value
     tops: int = 0
     purpose: Purpose = Purpose.TASK
     branch: Branch = Branch.NONE
     window: Window | None = None
     until: float | None = None  # deadline for the end of sampling, by `time.monotonic`
-    steering: Steering | None = None  # a person's dials
-    style: Pick | None = None  # what their conversation was dealt
+    steering: Steering | None = None  # the person's dials
+    style: Pick | None = None  # the style of the conversation, and the odds of its draw
     consent: Consent = Consent.YES
-    form: str = ""  # the fields of the request that hold the answer's demanded form, for errors
-    secret: bool = False  # its prompt holds what keeps it from training
-    finds: Callable[[str], bool] | None = None  # tells whether an answer does
-    packed_prompt: bytes = field(default=b"", repr=False)  # the prompt's ids as the log keeps them, if they are at hand
+    form: str = ""  # the request's fields that constrain the answer's format, for errors
+    secret: bool = False  # its prompt holds secrets, which keeps it from training
+    finds: Callable[[str], bool] | None = None  # returns True if an answer holds secrets
+    packed_prompt: bytes = field(default=b"", repr=False)  # the prompt's ids in the log's format, if available
 
     def request(self) -> Generate:
-        """The call as a request to the engine. Raises DeadlinePassed."""
+        """Return the request to the engine. Raises DeadlinePassed."""
         within_s = None if self.until is None else self.until - time.monotonic()
         if within_s is not None and within_s <= 0:
             raise DeadlinePassed
@@ -97,13 +97,13 @@ class Call:
         )
 
     def turn_ids(self) -> list[str]:
-        """The turn id of each choice."""
+        """Return the turn id of each choice."""
         return [f"{self.id}:{index}" for index in range(self.n)]
 
 
 def cache_salt(tenant: str, user: str, arm: Arm) -> str:
-    """Those who may share computed prefixes: a tenant, and of rollouts one worker's, so that workers on other machines cannot learn from an
-    answer's speed what other workers' rollouts asked.
+    """Return the salt within which calls share the prefix cache: one per tenant, and for rollouts one per worker, so that workers on other
+    machines cannot learn from an answer's speed what other rollouts asked.
     """
     return f"{tenant}/{user}" if arm is Arm.WORLD else tenant
 
@@ -127,7 +127,7 @@ class DeadlinePassed(Unavailable):
 
 
 class EngineFailed(OstinatoError):
-    """The engine ended a sample for a reason other than the policy's own."""
+    """The engine failed to complete a sample."""
 
     status = 500
     code = "engine_error"
@@ -152,7 +152,7 @@ class Choice:
     written: bool = False
 
     def keep_nucleus(self, more: bytes) -> None:
-        """Add the next tokens' sets; beyond what is stored of one turn all are dropped."""
+        """Add the nucleus sets of the next tokens; drop all of the turn's sets once they exceed what a turn may store."""
         if self.nucleus is not None:
             self.nucleus += more
             if len(self.nucleus) > nucleus.MAX_BYTES:
@@ -165,26 +165,26 @@ class Capture:
     Args:
         call: the call.
         parts: the gateway's, of which the log, its writes, the clock and the metrics are used.
-        noted: called with each turn in the log.
-        stored: True if the turns are in the log already and nothing is to be written.
+        noted: called with each turn that is in the log.
+        stored: True to replay turns from the log, so that nothing is written.
     """
 
     def __init__(self, call: Call, parts: Parts, noted: Callable[[Turn], None], *, stored: bool = False) -> None:
         self.call = call
         self.stored = stored
         self.choices = [Choice(written=stored) for _ in range(call.n)]
-        self.begun: list[asyncio.Task[Any]] = []  # writes, which may outlast the call
+        self.begun: list[asyncio.Task[Any]] = []  # pending writes, which may outlast the call
         self._open = call.n
-        self._unseen = 0  # tokens that came after the end of their choice
+        self._unseen = 0  # tokens sampled after the gateway ended their choice
         self._parts, self._noted = parts, noted
 
     def take(self, chunk: Chunk) -> None:
-        """Add a chunk.
+        """Add a chunk to its choice.
 
         Raises:
             EngineFailed: the chunk cannot belong to this call or reports a failure of the engine.
             DeadlinePassed: the deadline passed before any token was sampled.
-            GrammarTooComplex: the demanded form cannot be enforced to the end.
+            GrammarTooComplex: the format cannot be enforced to the end.
         """
         if not 0 <= chunk.index < len(self.choices) or len(chunk.ids) != len(chunk.logprobs):
             raise EngineFailed("The engine sent a chunk that does not fit the request; report this as a fault.")
@@ -214,7 +214,7 @@ class Capture:
             raise EngineFailed(f"The engine ended the answer early ({chunk.finish}); send the request again.")
 
     def drop(self, chunk: Chunk) -> None:
-        """Count a chunk of a choice that was ended here (`end`): its tokens are kept nowhere, but they were sampled for this call."""
+        """Count a chunk of a choice that the gateway has ended (`end`). Its tokens are discarded, but they were sampled for this call."""
         self._unseen += len(chunk.ids)
 
     def called(self, index: int) -> None:
@@ -223,9 +223,9 @@ class Capture:
             self.choices[index].finish = Finish.TOOL_CALLS
 
     def end(self, index: int) -> bool:
-        """End a choice at the tokens taken so far, because of the call that it made. Later tokens of the engine must not be taken.
+        """End a choice at the tokens taken so far, because it has made the one allowed call. Do not `take` its later chunks.
 
-        Returns False if the engine has ended it.
+        Returns False if the engine has already ended it.
         """
         if self.choices[index].finish is not None:
             return False
@@ -240,22 +240,22 @@ class Capture:
 
     @property
     def tokens(self) -> int:
-        """Tokens sampled in all choices, or as counted by an outside model."""
+        """The number of tokens sampled in all choices, or counted by an outside model."""
         return round(sum(choice.usage.answer if choice.usage else len(choice.ids) for choice in self.choices))
 
     @property
     def charged_tokens(self) -> int:
-        """Tokens that count against the tenant's quota: those of the answers, and what was sampled of choices after their end."""
+        """The number of tokens that count against the tenant's quota: `tokens`, and those sampled after the gateway ended their choice."""
         return self.tokens + self._unseen
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the prompt, as counted by the model that answered."""
+        """The number of tokens of the prompt, as counted by the model that answered."""
         usage = self.choices[0].usage
         return len(self.call.prompt_ids) if usage is None else usage.prompt
 
     async def store(self, *indices: int) -> list[Turn]:
-        """Write the turns of ended choices and return those written, durable on return; skips turns already in the log.
+        """Write the turns of ended choices, skipping those in the log; return the ones written. They are durable on return.
 
         Raises StorageFull.
         """
@@ -265,9 +265,9 @@ class Capture:
         return turns
 
     async def close(self, finish: Finish, timeout_s: float) -> None:
-        """Write all turns not yet written: choices that ended keep their finish, the others get `finish`.
+        """Write all turns not written yet: ended choices keep their finish, the others get `finish`.
 
-        Never raises for a full or slow disk: the client is gone or already has an error, so the loss is logged and counted.
+        Never raises for a full or slow disk: the client has left or already got an error, so the loss is only logged and counted.
         """
         indices = [i for i, choice in enumerate(self.choices) if not choice.written]
         turns = [self._turn(i, self.choices[i].finish or finish) for i in indices]
@@ -321,7 +321,7 @@ class Capture:
         return turn
 
     def _cost(self, choice: Choice) -> float | None:
-        """The cost of one choice, with its share of the prompt; None if Auto did not deal the call or an outside model sent no usage."""
+        """The cost of one choice with its share of the prompt; None if Auto did not draw an arm, or an outside model reported no usage."""
         call = self.call
         if call.auto_arm is None or (call.arm is Arm.OUTSIDE and choice.usage is None):
             return None
@@ -332,7 +332,7 @@ class Capture:
         if not turns:
             return
         for i in indices:
-            self.choices[i].written = True  # before the write: a turn in flight must not be written a second time
+            self.choices[i].written = True  # before the write, so that a turn in flight is not written twice
         task = self._parts.writes.begin(self._append(turns))
         self.begun.append(task)
         await asyncio.shield(task)
@@ -349,7 +349,7 @@ class Capture:
 
 
 def stop_string(sampled: str, shown: str, stops: Sequence[str]) -> str:
-    """The stop string that ended an answer: the one that was complete first where the shown part of the sampled text ends. "" if none.
+    """Return the stop string that ended an answer: the shortest that follows the shown part of the sampled text; "" if none does.
 
     Example: ``stop_string("one END two", "one ", ("END", "two")) == "END"``
     """
@@ -359,8 +359,8 @@ def stop_string(sampled: str, shown: str, stops: Sequence[str]) -> str:
     return min((stop for stop in stops if rest.startswith(stop)), key=len, default="")
 
 
-def again(turns: Sequence[Turn]) -> Call:
-    """The call that was answered with these turns."""
+def call_of_turns(turns: Sequence[Turn]) -> Call:
+    """Return the call that these turns answered."""
     first = turns[0]
     return Call(
         id=first.id.rpartition(":")[0],
@@ -388,11 +388,11 @@ def again(turns: Sequence[Turn]) -> Call:
     )
 
 
-async def played(turns: Sequence[Turn]) -> AsyncGenerator[Chunk]:
-    """Stored turns as the chunks that an engine would send: one per span, the text with the first."""
+async def replay(turns: Sequence[Turn]) -> AsyncGenerator[Chunk]:
+    """Replay stored turns as the chunks that an engine would send: one per span, all text in the first."""
     for index, turn in enumerate(turns):
         start, text = 0, turn.text
-        if not turn.spans:  # from outside
+        if not turn.spans:  # from an outside model
             yield Chunk(index=index, ids=(), logprobs=(), policy=None, text=text, finish=turn.finish)
         for number, span in enumerate(turn.spans, 1):
             end, last = start + span.tokens, number == len(turn.spans)

@@ -1,9 +1,9 @@
-"""Context compaction: recognises an agent's request for a summary, and the summary with which a conversation begins anew after its earlier
-messages were dropped; signs the summaries that the gateway makes for its clients.
+"""Context compaction: recognises agents' requests for a summary, and conversations that begin with a summary after their earlier messages
+were dropped; signs the summaries that the gateway makes for its clients.
 
-Agents summarise a long conversation and go on in a new one that begins with the summary. Its messages are others, so it continues no turn;
-what links it to the conversation before is that the long lines of one earlier answer stand in it. Lines are compared, since agents cut tags
-and analysis off a summary before they use it.
+Agents summarise a long conversation and continue in a new one that begins with the summary. Since its messages differ, it continues no
+turn. It is linked to the earlier conversation because it contains the long lines of one earlier answer. Lines are compared, since agents
+cut tags and analysis off a summary before they use it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from ostinato.core.conversation import CompactionBlock, Conversation, Message, R
 from ostinato.core.records import Window, WindowMaker
 from ostinato.serve.dialects.compaction_blocks import CompactionRefused, packed_token, signature_invalid, unpacked_token
 
-_LONG = 40  # characters of a line that tells texts apart
-_LEAST = 200  # characters of such lines that must be found again
-_ANSWERS = 64  # of each user
-_OVERHEAD = 50  # the cost of an answer besides its lines, in lines
-_MOST_LINES = 2_048  # of one answer; of longer ones the first count
-_FIRST = 2  # messages that may hold the summary: the system's and the user's, or the task and what follows it
-_BREAKS = re.compile(r"[\n<>]")  # tags around a summary end its lines
+_LONG_LINE_CHARS = 40  # fewest characters of a line that identifies a text
+_MIN_CHARS = 200  # fewest characters of such lines that must match
+_MAX_ANSWERS = 64  # answers indexed per user
+_OVERHEAD = 50  # memory cost of an answer besides its lines, in lines
+_MOST_LINES = 2_048  # lines indexed per answer; later lines are ignored
+_LEADING = 2  # messages that may hold the summary: system and user, or the task and the next
+_BREAKS = re.compile(r"[\n<>]")  # angle brackets too, since summaries stand between tags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryTurn:
-    """An answer with which a later window of its episode begins. `number`: that of the window that it summarises.
+    """An answer with which a later window of its episode begins. `number`: the window that it summarises.
 
     Example: ``SummaryTurn(turn="msg-3f:0", episode="e1", number=0, by=WindowMaker.AGENT).next_window() == Window(number=1, ...)``
     """
@@ -50,8 +50,8 @@ class SummaryTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """An answer's long lines, as hashes, with the length of each; whose it was, and whether it was sampled as a summary."""
+class _IndexedAnswer:
+    """The hashes and lengths of an answer's long lines, its user, and whether it was sampled as a summary (`asked`)."""
 
     user: str
     summary: SummaryTurn
@@ -65,12 +65,12 @@ class _Known:
 
 
 class SummaryIndex:
-    """The long lines of each user's last answers. Bounded: the answers of the users who were silent longest are dropped.
+    """Index of the long lines of each user's last answers. Bounded: the answers of the users silent for longest are evicted.
 
     `add` is called on one thread; `find` only reads and may run on another at the same time.
 
     Args:
-        lines: most lines held, 12 bytes each.
+        lines: most lines held, at 12 bytes each.
 
     Example::
 
@@ -81,18 +81,18 @@ class SummaryIndex:
     def __init__(self, lines: int) -> None:
         self._most = lines
         self._held = 0
-        self._answers: OrderedDict[bytes, list[_Known]] = OrderedDict()
+        self._answers: OrderedDict[bytes, list[_IndexedAnswer]] = OrderedDict()
 
     def add(self, place: bytes, summary: SummaryTurn, text: str, user: str = "", *, asked: bool = False) -> None:
-        """Remember an answer of this user, unless it has too few long lines to be recognised. `asked`: a summary was asked for."""
+        """Index an answer, unless it has too few long lines to be recognised. `asked`: the client had asked for a summary."""
         lines = [*islice(_long_lines(text), _MOST_LINES)]
-        if sum(map(len, lines)) < _LEAST:
+        if sum(map(len, lines)) < _MIN_CHARS:
             return
         answers = self._answers.setdefault(place, [])
         self._answers.move_to_end(place)
-        answers.append(_Known(user, summary, asked, array("q", map(hash, lines)), array("I", map(len, lines))))
+        answers.append(_IndexedAnswer(user, summary, asked, array("q", map(hash, lines)), array("I", map(len, lines))))
         self._held += answers[-1].cost
-        if len(answers) > _ANSWERS:
+        if len(answers) > _MAX_ANSWERS:
             self._held -= answers.pop(0).cost
         while self._held > self._most:
             oldest = next(iter(self._answers))
@@ -101,60 +101,69 @@ class SummaryIndex:
                 del self._answers[oldest]
 
     def forget(self, user: str | None) -> None:
-        """Drop the answers of a user; None: everybody's."""
+        """Drop a user's answers; None drops everybody's."""
         for place, answers in [*self._answers.items()]:
             if user in (None, answers[0].user):
                 self._held -= sum(known.cost for known in self._answers.pop(place))
 
     def find(self, place: bytes, episode: str | None, messages: Sequence[Message]) -> SummaryTurn | None:
-        """The answer of this user, or of this episode of his, most of whose long lines stand in the first messages that are not the
-        assistant's; None if none has at least half of its lines there, and `_LEAST` characters. The newest of several alike. One that was
-        asked for as a summary may also stand in the assistant's first message: any other answer is there in an edited history, too.
+        """Return the answer of this user (and this episode, if given) that the conversation begins with; None if there is none.
+
+        It is the one with the largest share of its long lines, at least half of them and `_MIN_CHARS` characters, in the first messages
+        that are not the assistant's; the newest of equals. The assistant's first message counts only for answers requested as summaries,
+        since any other answer stands there in an edited history, too.
         """
         answers = list(self._answers.get(place, ()))
         if not answers:
             return None
-        first = [*islice((message for message in messages if message.role is not Role.ASSISTANT), _FIRST)]
-        if first and messages[0].role is Role.SYSTEM:  # a program that keeps the task has the summary behind it
-            first += islice(takewhile(lambda message: message.role is not Role.ASSISTANT, messages), _FIRST, _FIRST + 1)
-        there = {hash(line) for message in first for line in _long_lines(message.text)}
-        spoken = next((message.text for message in messages[: _FIRST + 1] if message.role is Role.ASSISTANT), "")
-        anywhere = there.union(map(hash, _long_lines(spoken)))
+        first = [*islice((message for message in messages if message.role is not Role.ASSISTANT), _LEADING)]
+        if first and messages[0].role is Role.SYSTEM:  # agents that keep the task put the summary after it
+            first += islice(
+                takewhile(lambda message: message.role is not Role.ASSISTANT, messages), _LEADING, _LEADING + 1
+            )
+        head_lines = {hash(line) for message in first for line in _long_lines(message.text)}
+        answer = next((message.text for message in messages[: _LEADING + 1] if message.role is Role.ASSISTANT), "")
+        anywhere = head_lines.union(map(hash, _long_lines(answer)))
         best: tuple[float, SummaryTurn | None] = (0.0, None)
         for known in reversed(answers):
-            places = anywhere if known.asked else there
-            found = [length for line, length in zip(known.hashes, known.lengths, strict=True) if line in places]
-            share = len(found) / len(known.hashes)
-            if episode in (None, known.summary.episode) and share >= 0.5 and sum(found) >= _LEAST and share > best[0]:
+            places = anywhere if known.asked else head_lines
+            matched = [length for line, length in zip(known.hashes, known.lengths, strict=True) if line in places]
+            share = len(matched) / len(known.hashes)
+            if (
+                episode in (None, known.summary.episode)
+                and share >= 0.5
+                and sum(matched) >= _MIN_CHARS
+                and share > best[0]
+            ):
                 best = (share, known.summary)
         return best[1]
 
 
 def _long_lines(text: str) -> Iterator[str]:
-    """The lines of a text that are long enough to tell it apart, with single spaces."""
+    """Yield a text's lines that are long enough to identify it, with whitespace collapsed."""
     for line in _BREAKS.split(text):
         normal = " ".join(line.split())
-        if len(normal) >= _LONG:
+        if len(normal) >= _LONG_LINE_CHARS:
             yield normal
 
 
 # ---------------------------------------------------------------- agents' requests for a summary
 
 
-_HEAD = 2_000  # characters of the system message in which an agent's prompt for summaries begins
-_TAIL = 3_000  # characters at the end of a request in which its closing words stand; an agent may append a paragraph
+_HEAD = 2_000  # characters of the system message that are searched for `SummaryPrompt.system`
+_TAIL = 3_000  # characters at a request's end that are searched for `SummaryPrompt.ends`; agents may append a paragraph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryPrompt:
-    """The words by which an agent's request for a summary is told: all that are given must be there.
+    """The wording by which an agent's request for a summary is recognised. All given parts must match.
 
     Attributes:
-        agent: whose prompt it is, and the release in which it was read.
-        system: stands near the beginning of the system message.
+        agent: the agent and its release from which the prompt was taken.
+        system: occurs near the beginning of the system message.
         begins: the user's last message begins with it.
-        holds: stands in the user's last message.
-        ends: stands near that message's end.
+        holds: occurs in the user's last message.
+        ends: occurs near that message's end.
 
     Example: ``SummaryPrompt(agent="aider 0.86.2", system="*Briefly* summarize this partial conversation")``
     """
@@ -166,9 +175,9 @@ class SummaryPrompt:
     ends: str = ""
 
     def asks(self, head: str, request: str, tail: str) -> bool:
-        """True if the beginning of the system message, the user's last message and the end of that are this prompt's."""
+        """Return True if the head of the system message, the user's last message and its tail match this prompt."""
         fits = self.system in head and request.startswith(self.begins) and self.ends in tail
-        return fits and self.holds in request  # last, as it may be long
+        return fits and self.holds in request  # last, because the message may be long
 
 
 SUMMARY_PROMPTS = (
@@ -217,9 +226,9 @@ SUMMARY_PROMPTS = (
 
 
 def asks_for_summary(conversation: Conversation) -> bool:
-    """True if the conversation ends with an agent's own request for a summary of it, as one of `SUMMARY_PROMPTS` words it.
+    """Return True if the conversation ends with an agent's own request for a summary, in the wording of one of `SUMMARY_PROMPTS`.
 
-    Only the system message and the user's last message are read, so that a file or a tool's result that quotes a prompt is none.
+    Only the system message and the user's last message are read, so a file or tool result that quotes such a prompt does not match.
     """
     messages = conversation.messages
     request = next((message for message in reversed(messages) if message.role is not Role.SYSTEM), None)
@@ -230,20 +239,20 @@ def asks_for_summary(conversation: Conversation) -> bool:
     return any(prompt.asks(head, request.text, tail) for prompt in SUMMARY_PROMPTS)
 
 
-# ---------------------------------------------------------------- signed blocks
+# ---------------------------------------------------------------- signed compaction blocks
 
 
 _VERSION = 1
 
 
 class BlockSigner:
-    """Signs the summaries that clients keep, and verifies those that they send back. Stateless: a block is valid after a restart, too.
+    """Signs the summaries that clients keep, and verifies them when they come back. Stateless: blocks stay valid across restarts.
 
     A signature covers the tenant, the model's name (not its version, which changes with every release), the dialect, the summary's turn,
-    episode and window, whose conversation it was, and the content.
+    episode and window, the conversation's owner (tenant, user and arm), and the content.
 
     Args:
-        keys: secrets; the first signs, and all verify, so that a key can be replaced by putting the new one in front.
+        keys: secrets. The first signs and all verify, so a key is rotated by putting the new one in front.
         model: the name under which the model is served.
     """
 
@@ -254,7 +263,7 @@ class BlockSigner:
     def sign(
         self, tenant: str, dialect: str, place: bytes, summary: SummaryTurn, content: str, *, inside: bool
     ) -> CompactionBlock:
-        """The block of a summary. `place`: whose conversations may be continued; `inside`: the token holds the content, too."""
+        """Return a summary's signed block. `place`: hash of the tenant, user and arm; `inside`: the token holds the content, too."""
         fields: dict[str, Any] = {
             "turn": summary.turn,
             "episode": summary.episode,
@@ -266,9 +275,9 @@ class BlockSigner:
         return CompactionBlock(content=content, token=packed_token(fields, mac))
 
     def summary(self, tenant: str, dialect: str, place: bytes, block: CompactionBlock) -> SummaryTurn | None:
-        """The turn that wrote a block; None if it was written in a conversation of another user or arm, whose text alone is taken.
+        """Return the turn that wrote a block; None if another user or arm owns it, so that only its text may be used.
 
-        Raises CompactionRefused unless this server signed it for this tenant, model and dialect, with this content.
+        Raises CompactionRefused unless this server signed the block for this tenant, model and dialect, with this content.
         """
         fields, mac = unpacked_token(block.token, block.field)
         if not any(hmac.compare_digest(mac, self._mac(key, tenant, dialect, fields)) for key in self._keys):

@@ -1,4 +1,4 @@
-"""A call in progress, the prompt that the engine is asked for it, and the sampling that the operator and the answer's form allow."""
+"""The context of a call in progress, the making of its prompt for the engine, and the limits on its sampling parameters."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ostinato.serve.calls.caller import (
     CallRoute,
     Placement,
     for_auto,
-    leading,
     purpose_of,
     style_texts,
+    system_message_count,
     with_style,
 )
 from ostinato.serve.calls.compaction import SummaryTurn
@@ -32,7 +32,7 @@ from ostinato.serve.dialects.context_edits import COMPACT, cleared
 from ostinato.serve.dialects.dialect import Compacted, ContextExceeded, ConversationRequest, Json, Request
 from ostinato.serve.dialects.openai import CompletionRequest, check_ids
 from ostinato.serve.dialects.responses import ResponsesRequest
-from ostinato.serve.fair_thread import LONG, PER_HASHED, PER_PARSED, FairThread
+from ostinato.serve.fair_thread import CHARS_PER_DIGEST, LONG, PARSED_PER_CHAR, FairThread
 from ostinato.serve.feedback.followups import FollowUps
 from ostinato.serve.parts import Parts
 from ostinato.serve.priority import Person
@@ -41,20 +41,20 @@ from ostinato.serve.scrub import Scrubber, unmasked_message
 from ostinato.serve.wire.exchange import Exchange
 from ostinato.serve.wire.watch import DisconnectWatch
 
-_NEVER = -100.0  # the least bias that all engines take
+_LOWEST_BIAS = -100.0  # the lowest logit bias that all engines accept
 LEAST_SHARE = 16
-"""Agents ask for more tokens than there are: an answer gets at least 1/16 of the context, and a summary within a call at most."""
-_RECALLED = 16  # turns that are read from the log at once: each holds its whole prompt
+"""Agents request more tokens than there are: an answer gets at least 1/16 of the context, and a summary within a call at most that much."""
+_TURNS_PER_READ = 16  # turns read from the log at once: each holds its whole prompt
 MOST_LOGGED = 200_000
-"""Log-probabilities in one body: more would take hundreds of megabytes of memory while it is written."""
+"""Most log-probabilities in one body: more would take hundreds of megabytes of memory while it is serialised."""
 
 # ---------------------------------------------------------------- the call in progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallContext:
-    """A call in progress. `data` is its body; `placement` is None if Auto will deal once the episode is known; `person` is notified of
-    tokens.
+    """A call in progress. `data`: its body; `placement`: its weights, or None if Auto will draw an arm once the episode is known; `person`:
+    notified of tokens.
     """
 
     route: CallRoute
@@ -68,24 +68,25 @@ class CallContext:
 
     @property
     def scope(self) -> ConversationScope:
-        """The conversations that may be continued."""
+        """The set of conversations that the call may continue."""
         caller, arm = self.caller, AUTO if self.placement is None else self.placement.assignment.arm.value
         return ConversationScope(tenant=caller.tenant, user=caller.user, arm=arm, episode=caller.episode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePrompt:
-    """The prompt for the engine. For a conversation also the messages, needed to parse the answer, and three callbacks: `remember` stores
-    each turn for follow-ups, `answered` is called when the answer has been delivered, and `left` when the client left in the middle.
-    `told`: the messages as the client sent them; `edits`: what was cleared of them; `compacted`: the summary that the answer begins with,
-    and `tries`: the turns that were to write it. `style`: what its conversation was dealt. `scrubber` masked it, if anything is masked
-    here; `secret`: it holds what keeps its turns from training.
+    """The prompt for the engine and, for a conversation, what is needed to parse and remember the answer.
+
+    Callbacks: `remember` indexes each turn for follow-up calls, `answered` runs once the answer is delivered, `left` when the client
+    disconnects midway. `told`: the messages as the client sent them; `edits`: the context edits applied to them; `compacted`: the summary
+    that the answer begins with; `tries`: the turns sampled to write it. `style`: the conversation's style. `scrubber`: what masked the
+    prompt, if masking is on; `secret`: the prompt holds secrets, which keeps its turns from training.
     """
 
     prompt: Prompt
     purpose: Purpose = Purpose.TASK
     grammar: str = ""
-    call_token: int | None = None  # to be kept from being sampled, as calls are forbidden
+    call_token: int | None = None  # must not be sampled, since calls are forbidden
     conversation: Conversation | None = None
     told: Conversation | None = None
     edits: Sequence[Json] | None = None
@@ -102,17 +103,17 @@ class EnginePrompt:
 # ---------------------------------------------------------------- sampling
 
 
-OTHERS = "*"
+ANY_TENANT = "*"
 
 
 def override_sampling(asked: Sampling, caller: Caller, rules: Mapping[str, SamplingRule]) -> tuple[Sampling, str]:
-    """The sampling parameters for this caller, and the overridden ones as a header's value ("" if there are none).
+    """Return this caller's sampling parameters, and the overridden ones as a header's value ("" if there are none).
 
     A caller that names a slot is measuring, so its parameters are not overridden.
 
     Example: ``override_sampling(Sampling(max_tokens=9, temperature=0.0), ann, {"*": SamplingRule(temperature=1.0)})[1] == "temperature=1"``
     """
-    rule = rules.get(caller.tenant, rules.get(OTHERS))
+    rule = rules.get(caller.tenant, rules.get(ANY_TENANT))
     if rule is None or caller.slot is not None:
         return asked, ""
     changed = {name: value for name, value in rule if value is not None and value != getattr(asked, name)}
@@ -120,42 +121,42 @@ def override_sampling(asked: Sampling, caller: Caller, rules: Mapping[str, Sampl
 
 
 def compacts(request: Request) -> bool:
-    """True for a request that asks for a summary, and for nothing else."""
+    """Return True for a request whose whole answer is a summary."""
     return isinstance(request, MessagesRequest | ResponsesRequest) and request.compacts
 
 
-def in_call(request: Request) -> InCallCompaction | None:
-    """The wish that the answer to a request begins with a summary once its prompt is long."""
+def in_call_compaction(request: Request) -> InCallCompaction | None:
+    """Return the request's wish for compaction within the call once the prompt is long, if it has one."""
     return request.in_call if isinstance(request, MessagesRequest | ResponsesRequest) else None
 
 
 def forbids_calls_alone(conversation: Conversation) -> bool:
-    """True if calls are forbidden, and nothing else is demanded, which would leave no room for one."""
+    """Return True if calls are forbidden without a schema, which would leave no room for a call anyway."""
     demand = conversation.demand
     return demand is not None and demand.forbidden and demand.schema is None
 
 
 def constrained(sampling: Sampling, question: EnginePrompt) -> Sampling:
-    """The sampling with the grammar of the answer, a bias that keeps a forbidden call from beginning, and masked stop strings."""
+    """Return the sampling with the answer's grammar, a logit bias that prevents a forbidden call, and masked stop strings."""
     bias = sampling.logit_bias
     stop = sampling.stop if question.scrubber is None else tuple(map(question.scrubber.text, sampling.stop))
     if question.call_token is not None:
         bias = (
             *((token, value) for token, value in bias if token != question.call_token),
-            (question.call_token, _NEVER),
+            (question.call_token, _LOWEST_BIAS),
         )
     return replace(sampling, grammar=question.grammar, logit_bias=bias, stop=stop)
 
 
 def least_answer(request: Request, conversation: Conversation | None, context: int) -> int:
-    """The tokens that an answer must have room for; the limits of a summary within a call are the operator's."""
+    """Return the fewest tokens that an answer needs room for. For a summary within a call the operator's limits apply."""
     within = conversation is not None and conversation.summarises and not compacts(request)
     wanted = context // LEAST_SHARE if within else request.budget
     return max(1, min(wanted or 1, context // LEAST_SHARE))
 
 
 def check_logged(request: Request, max_tokens: int) -> None:
-    """Refuse a body with more log-probabilities than `MOST_LOGGED`; a stream may have any number."""
+    """Raise BadRequest for a body with more than `MOST_LOGGED` log-probabilities; a stream may have any number."""
     logged = (request.n or 1) * max_tokens * (1 + request.tops)
     if request.wants_logprobs and not request.stream and logged > MOST_LOGGED:
         raise BadRequest(
@@ -169,14 +170,14 @@ def check_logged(request: Request, max_tokens: int) -> None:
 
 
 class Prompts:
-    """Makes the engine's prompt of a request: its conversation as the client sent it, masked and shortened as is wanted, then its ids.
+    """Makes the engine's prompt from a request: the client's conversation, masked and shortened as configured, then its ids.
 
     Args:
         parts: the gateway's.
         context: most tokens of prompt and answer together.
-        sessions: the conversations of each tenant.
-        previous: the answers of each tenant that calls may name.
-        follow_ups: is given people's next messages.
+        sessions: each tenant's indexed conversations.
+        previous: each tenant's answers that calls may refer to.
+        follow_ups: gets people's next messages.
 
     Example: ``question = await prompts.ask(asked)``, whose ids are ``question.prompt.ids``
     """
@@ -193,7 +194,8 @@ class Prompts:
         self._context = context
         self._sessions, self._previous, self._follow_ups = sessions, previous, follow_ups
         self._rendering = LongRenderer(parts.renderer, parts.reader)
-        self._thread, self.compiling = parts.thread, FairThread()  # a slow grammar delays no prompt
+        # a thread of its own, so that a slow grammar delays no prompt
+        self._thread, self.compiling = parts.thread, FairThread()
 
     async def ask(
         self,
@@ -202,8 +204,8 @@ class Prompts:
         summary: SummaryTurn | None = None,
         style: Pick | None = None,
     ) -> EnginePrompt:
-        """The prompt of a request, or of a conversation made of it: `told`, which begins with the gateway's own `summary` if there is one.
-        `style`: that of the conversation that was summarised.
+        """Return the prompt of a request, or of `told`, a conversation that the gateway made from it and that may begin with its own
+        `summary`. `style`: that of the summarised conversation.
 
         Raises BadRequest.
         """
@@ -213,32 +215,32 @@ class Prompts:
         tenant, previous = asked.caller.tenant, self._previous[asked.caller.tenant]
         ours, request = told is not None, cast("ConversationRequest", request)
         if told is None:
-            await self.recall(asked)
+            await self.restore_items(asked)
             told = previous.conversation(request, asked.caller.user)
-        said = asked.exchange.received
-        if told is not request.conversation:  # it goes on from an answer that is kept, or from a summary
-            said += sum(message.chars for message in told.messages)
-        rough = PER_HASHED * told.parts
+        size = asked.exchange.received
+        if told is not request.conversation:  # it continues a stored answer or begins with a summary
+            size += sum(message.chars for message in told.messages)
+        rough = CHARS_PER_DIGEST * told.parts
         if not told.hashed:
-            rough += said // PER_PARSED + PART_CHARS * told.parts
-        masked, scrubber, secret = await self.scrubbed(asked, for_auto(told) if asked.placement is None else told, said)
+            rough += size // PARSED_PER_CHAR + PART_CHARS * told.parts
+        masked, scrubber, secret = await self.scrubbed(asked, for_auto(told) if asked.placement is None else told, size)
         styled, style, arm = await self._styled(asked, masked, style, ours=ours)
-        rendered = partial(self._rendered, asked, request, rough, summary)
-        found, again = None, None
+        render = partial(self._rendered, asked, request, rough, summary)
+        result, again = None, None
         if styled is not masked:
             with suppress(ContextExceeded):
-                found = await rendered(styled, masked, style)
-        if found is not None and not self._fits(request, *found[:2]):
-            found, again = None, found[0].again
-        if found is None:  # it has no style, or may fit without it
+                result = await render(styled, masked, style)
+        if result is not None and not self._fits(request, *result[:2]):
+            result, again = None, result[0].again
+        if result is None:  # it has no style, or does not fit with it
             style, arm = (style, arm) if styled is masked else (None, None)
-            found = await rendered(masked, masked, style, again=again)
-        question, prompt, edits = found
+            result = await render(masked, masked, style, again=again)
+        question, prompt, edits = result
         conversation = question.conversation
         purpose = purpose_of(asked.exchange.headers, conversation)
         purpose = Purpose.COMPACTION if conversation.summarises else purpose
         call_token, grammar = await self._form(tenant, conversation)
-        asks = EnginePrompt(
+        engine_prompt = EnginePrompt(
             prompt=prompt,
             purpose=purpose,
             grammar=grammar,
@@ -250,25 +252,25 @@ class Prompts:
             scrubber=scrubber,
             secret=secret,
         )
-        if asked.caller.consent is Consent.NEVER:  # its answer is not named later, and no next message is about it
-            return asks
+        if asked.caller.consent is Consent.NEVER:  # nothing may refer to its answer later
+            return engine_prompt
         if not ours:
             self._follow_ups.note(tenant, question, purpose)
-        return self._remembering(tenant, request, question, asks, conversation.block if ours else None)
+        return self._remembering(tenant, request, question, engine_prompt, conversation.block if ours else None)
 
-    async def recall(self, asked: CallContext) -> None:
-        """Read items of earlier answers from the log: those that the request refers to and that are not in memory."""
+    async def restore_items(self, asked: CallContext) -> None:
+        """Load referenced items of earlier answers that are not in memory from the log."""
         tenant, user = asked.caller.tenant, asked.caller.user
         previous = self._previous[tenant]
         missing = previous.missing(asked.request, user)
         answers = [*missing]
-        for first in range(0, len(answers), _RECALLED):
-            names = [(f"{answer}:0",) for answer in answers[first : first + _RECALLED]]
+        for first in range(0, len(answers), _TURNS_PER_READ):
+            names = [(f"{answer}:0",) for answer in answers[first : first + _TURNS_PER_READ]]
             for turn in await self._parts.log.find(Turn, names):
                 if (turn.tenant, turn.user) == (tenant, user):
                     items = missing[turn.id.removesuffix(":0")]
                     restore = partial(previous.restore, turn, items, asked.request, self._parts.renderer)
-                    await self._thread.run(tenant, len(turn.text) // PER_PARSED, restore)
+                    await self._thread.run(tenant, len(turn.text) // PARSED_PER_CHAR, restore)
 
     async def _rendered(
         self,
@@ -282,13 +284,13 @@ class Prompts:
         *,
         again: bool | None = None,
     ) -> tuple[PendingPrompt, Prompt, Sequence[Json] | None]:
-        """A conversation recognised and its prompt, and what was cleared of it. `again`: whether it was asked before, if that is known.
+        """Look a conversation up and render it; return also the context edits. `again`: whether it was asked before, if known.
 
         Raises BadRequest.
         """
         tenant = asked.caller.tenant
         conversation, edits = await self.edited(tenant, request, styled)
-        sessions, weighed = self._sessions[tenant], partial(_weighed, asked.scope, conversation, styled, unstyled)
+        sessions, weighed = self._sessions[tenant], partial(_chains_of, asked.scope, conversation, styled, unstyled)
         chars, chain, origin, plain = await self._thread.run(tenant, rough, weighed)
         self.check_length(chars, asked.route.field)
         summary = summary or await self._proven(asked, conversation)
@@ -298,9 +300,9 @@ class Prompts:
         return question, await self._thread.run(tenant, cost, partial(sessions.render, question)), edits
 
     def _fits(self, request: ConversationRequest, question: PendingPrompt, prompt: Prompt) -> bool:
-        """True if a prompt leaves room for an answer, or is to be shortened within the call."""
+        """Return True if a prompt leaves room for an answer, or will be compacted within the call."""
         told, room = question.conversation, self._context - len(prompt.ids)
-        shortened = in_call(request) is not None and not told.summarises
+        shortened = in_call_compaction(request) is not None and not told.summarises
         return shortened or room >= least_answer(request, told, self._context)
 
     def _remembering(
@@ -308,20 +310,20 @@ class Prompts:
         tenant: str,
         request: ConversationRequest,
         question: PendingPrompt,
-        found: EnginePrompt,
+        engine_prompt: EnginePrompt,
         block: CompactionBlock | None,
     ) -> EnginePrompt:
-        """The prompt with the callbacks that keep what comes of it. `block`: the gateway's own summary with which it begins."""
-        sessions, previous, scrubber = self._sessions[tenant], self._previous[tenant], found.scrubber
+        """Add the callbacks that keep the answer. `block`: the gateway's own summary with which the prompt begins."""
+        sessions, previous, scrubber = self._sessions[tenant], self._previous[tenant], engine_prompt.scrubber
 
         def remember(turn: Turn, answer: Message, seen: bool) -> None:
             sessions.remember(question, turn, answer if scrubber is None else scrubber.message(answer), seen=seen)
             if not question.conversation.summarises:
-                said = answer if scrubber is None else unmasked_message(answer, scrubber.values)
-                previous.keep(request, turn, said, block)
+                unmasked = answer if scrubber is None else unmasked_message(answer, scrubber.values)
+                previous.keep(request, turn, unmasked, block)
 
         return replace(
-            found,
+            engine_prompt,
             remember=remember,
             answered=partial(self._follow_ups.answered, question) if self._follow_ups.on else None,
             left=partial(self._follow_ups.left, question) if self._follow_ups.on else None,
@@ -330,9 +332,10 @@ class Prompts:
     async def _styled(
         self, asked: CallContext, conversation: Conversation, style: Pick | None, *, ours: bool
     ) -> tuple[Conversation, Pick | None, str | None]:
-        """The conversation in its style, the draw if it begins here, and the arm if it goes on instead: then it keeps the style of the turn
-        that it continues, and has none if no turn of it is known here. `style`: that of a conversation that was summarised; `ours`: this
-        one is the gateway's own, and is dealt none.
+        """Return the conversation in its style, the style drawn if it begins here, and the style's arm if it continues.
+
+        A continued conversation keeps the style of the turn that it continues; if no such turn is known, it has none. `style`: that of a
+        summarised conversation; `ours`: the gateway made this conversation, so no style is drawn for it.
         """
         styles = self._parts.styles
         texts = style_texts(self._parts, asked.caller, asked.placement, asked.exchange, conversation)
@@ -341,7 +344,7 @@ class Prompts:
         tenant, scope, sessions = asked.caller.tenant, asked.scope, self._sessions[asked.caller.tenant]
         begins = not conversation.answered and conversation.block is None
         if style is None and begins and not ours:
-            cost = PER_HASHED * conversation.parts
+            cost = CHARS_PER_DIGEST * conversation.parts
             before = sessions.dealt(scope, await self._thread.run(tenant, cost, partial(chain_of, scope, conversation)))
             style = styles.deal((tenant, asked.caller.user), texts) if before is None else before[0]
         if style is not None and style.arm in (*texts, styles.none):
@@ -356,7 +359,7 @@ class Prompts:
                 (arm, form, chain_of(scope, form), either if arm in either else {arm}) for arm, form in made.items()
             ]
 
-        tried = await self._thread.run(tenant, PER_HASHED * conversation.parts * len(made), forms)
+        tried = await self._thread.run(tenant, CHARS_PER_DIGEST * conversation.parts * len(made), forms)
         for arm, form, chain, arms in tried:
             if sessions.knows(scope, form, chain, arms):
                 return form, None, arm
@@ -369,50 +372,50 @@ class Prompts:
     async def edited(
         self, tenant: str, request: Request | CountRequest, conversation: Conversation
     ) -> tuple[Conversation, Sequence[Json] | None]:
-        """The conversation without what its client wants cleared, and what that was; None if the request has no such wish."""
+        """Return the conversation without what its client wants cleared, and the edits; None for them if the request asks for none."""
         wanted = request.context_management if isinstance(request, MessagesRequest | CountRequest) else None
         if wanted is None:
             return conversation, None
         if not any(edit.type != COMPACT for edit in wanted.edits):
             return conversation, []
-        chars = await self._thread.run(tenant, PER_HASHED * conversation.parts, lambda: conversation.chars)
+        chars = await self._thread.run(tenant, CHARS_PER_DIGEST * conversation.parts, lambda: conversation.chars)
         self.check_length(chars, "messages")
         work = partial(cleared, conversation, wanted, self.tokens, self.most_tokens)
         return await self._thread.run(tenant, 3 * (chars + PART_CHARS * conversation.parts), work)
 
     def tokens(self, conversation: Conversation) -> int:
-        """The length of a conversation's prompt."""
+        """Return the length of a conversation's prompt."""
         return len(self._rendering.chat(conversation))
 
     @property
     def most_tokens(self) -> int:
-        """The tokens of prompt at which a conversation is shortened at the latest, if its client wishes that it is."""
+        """The prompt length at which a conversation is compacted at the latest, if its client asks for compaction."""
         return int(self._parts.config.compaction_share * self._context)
 
     async def _proven(self, asked: CallContext, conversation: Conversation) -> SummaryTurn | None:
-        """The turn that wrote the summary with which a conversation begins, if its client proves that. Raises CompactionRefused."""
+        """Return the turn that wrote the conversation's initial summary, if its signature proves one. Raises CompactionRefused."""
         block, scope = conversation.block, asked.scope
         if block is None:
             return None
         verify = partial(self._parts.blocks.summary, scope.tenant, asked.route.kind, scope.place, block)
-        return await self._thread.run(scope.tenant, (len(block.token) + len(block.content)) // PER_PARSED, verify)
+        return await self._thread.run(scope.tenant, (len(block.token) + len(block.content)) // PARSED_PER_CHAR, verify)
 
     async def scrubbed(
         self, asked: CallContext, conversation: Conversation, chars: int
     ) -> tuple[Conversation, Scrubber | None, bool]:
-        """The conversation as the model may see it, what masked it, and whether it holds what must not be learned."""
+        """Return the conversation as the model may see it, the scrubber if it is masked, and whether it holds secrets."""
         scrubbing, caller = self._parts.scrubbing, asked.caller
         if scrubbing is None:
             return conversation, None, False
         self.check_length(conversation.chars, asked.route.field)
         scrubber = scrubbing.person(caller.tenant, caller.user)
         masked = await self._thread.run(
-            caller.tenant, chars // PER_PARSED, partial(scrubber.conversation, conversation)
+            caller.tenant, chars // PARSED_PER_CHAR, partial(scrubber.conversation, conversation)
         )
         return (masked, scrubber, False) if scrubbing.masks else (conversation, None, masked is not conversation)
 
     async def _form(self, tenant: str, conversation: Conversation) -> tuple[int | None, str]:
-        """The token to be kept from being sampled, and the grammar that the answer must follow, compiled. Raises BadRequest."""
+        """Return the token that must not be sampled, and the compiled grammar of the answer. Raises BadRequest."""
         if conversation.demand is None:
             return None, ""
         renderer, forbids = self._parts.renderer, forbids_calls_alone(conversation)
@@ -421,7 +424,7 @@ class Prompts:
             return call_token, ""
         if not self._parts.engine.capabilities().follows_grammars:
             if forbids:
-                return None, ""  # a call is sampled, and told as the text that it is
+                return None, ""  # a sampled call is passed on as text
             raise BadRequest("this server's engine cannot enforce a format; send tool_choice 'auto' and no format.")
         grammar = await self._thread.run(tenant, LONG, partial(renderer.grammar, conversation))
         if grammar and not renderer.has_compiled(grammar):
@@ -441,7 +444,7 @@ class Prompts:
     async def scrub_text(
         self, asked: CallContext, prompt: str | list[int]
     ) -> tuple[str | list[int], Scrubber | None, bool]:
-        """The same for a prompt of text or of ids; ids that spell nothing to be masked stay as they are."""
+        """Like `scrubbed`, for a prompt of text or ids; ids are returned unchanged if their text holds nothing to mask."""
         if self._parts.scrubbing is None:
             return prompt, None, False
         text = prompt
@@ -460,15 +463,15 @@ class Prompts:
             raise ContextExceeded(prompt=tokens, answer=0, context=self._context, field=field, chars=chars)
 
 
-def _weighed(
+def _chains_of(
     scope: ConversationScope, conversation: Conversation, sent: Conversation, unstyled: Conversation
 ) -> tuple[int, list[bytes], list[bytes] | None, list[bytes] | None]:
-    """A conversation's length in characters, the hashes by which it is recognised, those of what was sent if that was another, and its
-    own with the system prompt of `unstyled` if what was sent has a style.
+    """Return a conversation's length in characters, its hash chain, the chain of what was sent if some of it was cleared, and the chain
+    with the system prompt of `unstyled` if it has a style.
     """
     origin, plain = None if sent is conversation else chain_of(scope, sent), None
     if sent is not unstyled:
-        before, after = leading(unstyled), leading(conversation)
+        before, after = system_message_count(unstyled), system_message_count(conversation)
         bare = replace(conversation, messages=(*unstyled.messages[:before], *conversation.messages[after:]))
-        plain = [b""] * (after - before) + chain_of(scope, bare)  # a style alone has no message in it
+        plain = [b""] * (after - before) + chain_of(scope, bare)  # same indices, if the style is a message of its own
     return conversation.chars, chain_of(scope, conversation), origin, plain

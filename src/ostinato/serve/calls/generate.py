@@ -1,7 +1,8 @@
 """Handles all calls that sample, in every dialect.
 
-Data flow of a call: key and quota -> body -> typed request -> a place among the calls in progress -> user, arm and weights ->
-an earlier answer under the same idempotency key, if any -> prompt ids -> engine -> turn in the log -> end of the answer.
+Steps of a call: identify the sender and charge the quota -> read the body -> parse the request -> reserve capacity -> find user, arm and
+weights -> replay the answer stored under the same idempotency key, if any -> render the prompt ids -> sample -> write the turn to the log
+-> send the end of the answer.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ostinato.serve.auth import Principal
 from ostinato.serve.auto_deals import Deal
 from ostinato.serve.calls.answer import STREAM, Answer, Deliveries
 from ostinato.serve.calls.caller import Caller, CallRoute, Senders, asks_auto, draw_arm, steering_of
-from ostinato.serve.calls.capture import Call, Capture, EngineFailed, again, cache_salt, played
+from ostinato.serve.calls.capture import Call, Capture, EngineFailed, cache_salt, call_of_turns, replay
 from ostinato.serve.calls.compaction import SummaryTurn
 from ostinato.serve.calls.context import (
     LEAST_SHARE,
@@ -36,20 +37,20 @@ from ostinato.serve.calls.context import (
     check_logged,
     compacts,
     constrained,
-    in_call,
+    in_call_compaction,
     least_answer,
     override_sampling,
 )
 from ostinato.serve.calls.conversations import OWN_EPISODE, AnswerParser, Prompt, Sessions
-from ostinato.serve.calls.response_store import IdempotencyKeys, ResponseStore, Try, body_digest, is_whole
+from ostinato.serve.calls.response_store import CallAttempt, IdempotencyKeys, ResponseStore, body_digest, is_whole
 from ostinato.serve.consent import ConsentChoices
 from ostinato.serve.dialects.anthropic import parse_count
-from ostinato.serve.dialects.compaction_blocks import CompactionUnavailable, begun_with, summarised
+from ostinato.serve.dialects.compaction_blocks import CompactionUnavailable, begun_with, with_summary_request
 from ostinato.serve.dialects.dialect import Compacted, ContextExceeded, ConversationRequest, Heading, Request
-from ostinato.serve.dialects.items import ReadItems
+from ostinato.serve.dialects.items import ItemCache
 from ostinato.serve.dialects.openai import CompletionRequest, parse_score
 from ostinato.serve.dialects.openai_reply import json_bytes
-from ostinato.serve.fair_thread import PER_PARSED
+from ostinato.serve.fair_thread import PARSED_PER_CHAR
 from ostinato.serve.feedback.followups import FollowUps
 from ostinato.serve.feedback.intake import Intake
 from ostinato.serve.outside_models import OutsideFailed, OutsideQuery
@@ -72,8 +73,10 @@ _REPLAYED: Headers = [(b"idempotent-replayed", b"true")]
 
 
 class CallHandlers:
-    """Answers calls. `intake` is told of each turn in the log, and of turns whose words will not be stored before they are sampled;
-    `follow_ups` is given people's next messages; `choices` are what people allow.
+    """Answers model calls.
+
+    `intake` gets each turn that is in the log, and beforehand the ids of turns that will not be stored. `follow_ups` gets people's next
+    messages. `choices` holds people's consent.
     """
 
     def __init__(self, parts: Parts, intake: Intake, follow_ups: FollowUps, choices: ConsentChoices) -> None:
@@ -85,8 +88,8 @@ class CallHandlers:
         self._senders = Senders(parts, choices)
         budget = config.session_tokens // len(tenants)
         self._masks = parts.scrubbing if parts.scrubbing is not None and parts.scrubbing.masks else None
-        read = 0 if self._masks else config.history_bytes // len(tenants)  # what is to be masked is not kept as it came
-        self._items = {tenant: ReadItems(read) for tenant in tenants}
+        read = 0 if self._masks else config.history_bytes // len(tenants)  # never cache messages that must be masked
+        self._items = {tenant: ItemCache(read) for tenant in tenants}
         self._rendering = LongRenderer(parts.renderer, parts.reader)
         self._sessions = {tenant: Sessions(self._rendering, budget=budget) for tenant in tenants}
         self._previous = {tenant: ResponseStore(config.previous_chars // len(tenants)) for tenant in tenants}
@@ -97,7 +100,7 @@ class CallHandlers:
         self._deliveries = Deliveries(parts.log, parts.clock, parts.writes)
 
     def restore(self, turn: Turn) -> None:
-        """Restore state from a turn of an earlier process; call it with the oldest turns first."""
+        """Restore state from a turn of an earlier process. Call it with the oldest turn first."""
         if turn.tenant in self._sessions:
             self._sessions[turn.tenant].restore(turn)
         self._repeats.restore(turn)
@@ -105,7 +108,7 @@ class CallHandlers:
             self._parts.deals.restore(turn)
 
     def forget(self, row: Forgotten) -> None:
-        """Drop the conversations of somebody who was forgotten, and their tenant's messages that were read ahead, which name nobody."""
+        """Drop a forgotten user's conversations, and all cached messages of the tenant, which do not name their user."""
         if row.tenant in self._sessions:
             self._sessions[row.tenant].forget(row)
             self._previous[row.tenant].forget(row)
@@ -113,7 +116,7 @@ class CallHandlers:
         self._follow_ups.forget(row)
 
     async def close(self) -> None:
-        """Finish writes, waiting for them no longer than a caller would."""
+        """Finish pending writes, within `store_timeout_s`."""
         longest_s = self._parts.config.store_timeout_s
         try:
             async with asyncio.timeout(longest_s):
@@ -127,7 +130,7 @@ class CallHandlers:
     # ------------------------------------------------------------ before the engine
 
     async def serve(self, route: CallRoute, exchange: Exchange) -> None:
-        """Answer one call. Raises errors that become the response's error body."""
+        """Answer one call. Errors are raised; the exchange turns them into error responses."""
         who, data = await self._received(exchange)
         request = await self._parsed(who.tenant, exchange, data, route.parse)
         caller = self._senders.caller(exchange, who, request.asker, store=request.store)
@@ -151,18 +154,18 @@ class CallHandlers:
                         )
                         await self._once(asked)
                 finally:
-                    exchange.watch = None  # an error is sent without it
+                    exchange.watch = None  # an error response is sent without it
                     self._parts.metrics.calls(-1)
 
     async def _received(self, exchange: Exchange) -> tuple[Principal, bytes]:
-        """Who sends a call, which is charged to them, and its body. Raises Unauthorized, QuotaExceeded, BadRequest, TooLarge."""
+        """Identify the sender, charge the call, and read the body. Raises Unauthorized, QuotaExceeded, BadRequest, TooLarge."""
         who, quotas = self._parts.keys.identify(exchange.headers), self._parts.quotas
         quotas.count_call(who.tenant)  # before the body is read
         return who, await exchange.body(partial(quotas.count_bytes, who.tenant))
 
     @asynccontextmanager
     async def _admitted(self, caller: Caller) -> AsyncGenerator[Person]:
-        """A call in progress: a person's is tracked, a machine's waits until it may go on."""
+        """Admit a call: a person's call is tracked; a call of a world or of the gate waits for people's calls."""
         if caller.slot is None:
             with self._parts.people.person() as person:
                 yield person
@@ -172,7 +175,7 @@ class CallHandlers:
             yield Person()
 
     async def count(self, exchange: Exchange) -> None:
-        """`POST /v1/messages/count_tokens`: the length of a prompt in tokens. Nothing is sampled or kept."""
+        """`POST /v1/messages/count_tokens`: a prompt's length in tokens. Nothing is sampled or stored."""
         who, data = await self._received(exchange)
         if (counted := await self._counted(who.tenant, data)) is not None:
             self._prompts.check_length(counted.chars, "messages")
@@ -180,8 +183,8 @@ class CallHandlers:
             return
         request = await self._parsed(who.tenant, exchange, data, parse_count)
         conversation = request.conversation
-        rough = exchange.received // PER_PARSED + PART_CHARS * conversation.parts
-        if self._masks is not None:  # as long as it will be for its user
+        rough = exchange.received // PARSED_PER_CHAR + PART_CHARS * conversation.parts
+        if self._masks is not None:  # count what the model would get
             mask = self._masks.person(who.tenant, ANONYMOUS).conversation
             conversation = await self._thread.run(who.tenant, rough, partial(mask, conversation))
         chars = await self._thread.run(who.tenant, rough, lambda: conversation.chars)
@@ -189,21 +192,21 @@ class CallHandlers:
         shown, edits = await self._prompts.edited(who.tenant, request, conversation)
         cost = chars + PART_CHARS * conversation.parts
         tokens = await self._thread.run(who.tenant, cost, partial(self._prompts.tokens, shown))
-        told: dict[str, Any] = {"input_tokens": tokens}
+        body: dict[str, Any] = {"input_tokens": tokens}
         if edits is not None:
             original = tokens + sum(edit["cleared_input_tokens"] for edit in edits)
-            told["context_management"] = {"original_input_tokens": original}
-        await exchange.reply(200, json_bytes(told))
+            body["context_management"] = {"original_input_tokens": original}
+        await exchange.reply(200, json_bytes(body))
 
     async def score(self, exchange: Exchange) -> None:
-        """`POST /v1/worlds/score`, for operators: an answer's log-probabilities under a slot's weights. Nothing is sampled or kept."""
+        """`POST /v1/worlds/score`, for operators: an answer's log-probabilities under a slot's weights. Nothing is sampled or stored."""
         who, data = await self._received(exchange)
         request = await self._parsed(who.tenant, exchange, data, parse_score)
         caller = self._senders.caller(exchange, who, request.asker, store=False)
         if caller.slot is None:
             raise BadRequest("X-Ostinato-Slot must name the weights that score; send it.", field="X-Ostinato-Slot")
         conversation = request.conversation
-        if self._masks is not None:  # as in the call whose answer it might have been
+        if self._masks is not None:  # mask as in the call that may have produced the answer
             mask = self._masks.person(who.tenant, caller.user).conversation
             conversation = await self._thread.run(who.tenant, exchange.received, partial(mask, conversation))
         self._prompts.check_length(conversation.chars + len(request.answer), "messages")
@@ -215,11 +218,11 @@ class CallHandlers:
         async with DisconnectWatch(exchange.receive), self._admitted(caller):
             placement = await self._senders.place(caller)
             salt = cache_salt(caller.tenant, caller.user, placement.assignment.arm)
-            found = await self._parts.engine.score(placement.slot, [*prompt, *answer], len(prompt), salt)
-        await exchange.reply(200, json_bytes({"logprobs": found}))
+            logprobs = await self._parts.engine.score(placement.slot, [*prompt, *answer], len(prompt), salt)
+        await exchange.reply(200, json_bytes({"logprobs": logprobs}))
 
-    async def _parsed(self, tenant: str, exchange: Exchange, data: bytes, parse: Callable[[Any, ReadItems], _T]) -> _T:
-        """What a dialect reads in a body. Raises BadRequest, TooLarge."""
+    async def _parsed(self, tenant: str, exchange: Exchange, data: bytes, parse: Callable[[Any, ItemCache], _T]) -> _T:
+        """Parse a body on the shared thread. Raises BadRequest, TooLarge."""
         config, items, reader = self._parts.config, self._items[tenant], self._parts.reader
 
         def read() -> _T:
@@ -227,16 +230,16 @@ class CallHandlers:
             if reader is not None and len(data) >= LONG_CHARS:
                 value = None if crowded(data) else exchange.parsed(data, unread=ITEMS)
                 known = reader.ahead(parse, data, items, value, hashed=self._masks is None)
-            found = read_body(parse, data, known, (config.max_depth, config.max_values), value)
-            conversation = getattr(found, "conversation", None)
+            request = read_body(parse, data, known, (config.max_depth, config.max_values), value)
+            conversation = getattr(request, "conversation", None)
             if isinstance(conversation, Conversation) and self._masks is None:
                 conversation.compute_digests()
-            return found
+            return request
 
-        return await self._thread.run(tenant, exchange.received // PER_PARSED, read)
+        return await self._thread.run(tenant, exchange.received // PARSED_PER_CHAR, read)
 
     async def _counted(self, tenant: str, data: bytes) -> PromptLength | None:
-        """The length of a long prompt that another process counts whole; None if it must be read here."""
+        """Return a long prompt's length as counted in the reader process; None if it must be counted here."""
         reader = self._parts.reader
         if reader is None or self._masks is not None or len(data) < LONG_CHARS:
             return None
@@ -244,31 +247,31 @@ class CallHandlers:
         return await self._thread.run(tenant, len(data), partial(reader.count, data, most))
 
     async def _once(self, asked: CallContext) -> None:
-        """Answer, from the log if the call is a repeat."""
+        """Answer a call, from the log if its idempotency key was answered before."""
         key = asked.exchange.text("Idempotency-Key")
         if key is None:
-            await self._sample(asked, Try(base=f"{asked.route.kind}-{secrets.token_hex(16)}"))
+            await self._sample(asked, CallAttempt(base=f"{asked.route.kind}-{secrets.token_hex(16)}"))
             return
         caller = asked.caller
         more = {"user": caller.user, "x-ostinato": [caller.episode, caller.group, caller.slot]}
-        if self._masks is not None:  # nobody can find masked values by trying them in the digest
+        if self._masks is not None:  # keyed, so that masked values cannot be guessed from the digest
             more["key"] = self._masks.key(caller.tenant, caller.user).hex()
 
         def digest() -> str:
             return body_digest(asked.route.kind, {**asked.exchange.parsed(asked.data), **more})
 
-        shape = await self._thread.run(caller.tenant, asked.exchange.received // PER_PARSED, digest)
+        shape = await self._thread.run(caller.tenant, asked.exchange.received // PARSED_PER_CHAR, digest)
         async with self._repeats.attempt(asked.route.kind, caller.tenant, key, shape, asked.request.n or 1) as attempt:
             begun = attempt.turns and attempt.turns[0].purpose is Purpose.COMPACTION
-            if attempt.turns and not (compacts(asked.request) or (begun and in_call(asked.request))):
+            if attempt.turns and not (compacts(asked.request) or (begun and in_call_compaction(asked.request))):
                 await self._repeat(asked, attempt.turns)
             else:
                 await self._sample(asked, attempt)
 
     # ------------------------------------------------------------ the answer
 
-    async def _sample(self, asked: CallContext, attempt: Try) -> None:
-        """Sample an answer. A prompt that is too long is told in the stream where the dialect does so."""
+    async def _sample(self, asked: CallContext, attempt: CallAttempt) -> None:
+        """Sample an answer. If the prompt is too long, send the error in the stream where the dialect does so."""
         overflow = asked.route.overflow
         try:
             await (self._compact if compacts(asked.request) else self._sample_fitting)(asked, attempt)
@@ -276,24 +279,24 @@ class CallHandlers:
             if overflow is None or not asked.request.stream:
                 raise
             heading = self._heading(attempt.id, self._parts.clock(), asked.request, error.prompt)
-            if not asked.exchange.status:  # else a summary was waited for before
+            if not asked.exchange.status:  # else heartbeats during a summary have already sent the head
                 await asked.exchange.start(200, STREAM)
             await asked.exchange.write(overflow(asked.request, heading, error).encode(), last=True)
 
-    async def _sample_fitting(self, asked: CallContext, attempt: Try) -> None:
-        """Sample an answer. If an outside model fails before any output, another of Auto's arms is drawn; the log has a turn of each."""
+    async def _sample_fitting(self, asked: CallContext, attempt: CallAttempt) -> None:
+        """Sample an answer. If an outside model fails before any output, draw another of Auto's arms; each attempt is logged as a turn."""
         question, failed = await self._prompts.ask(asked), dict[str, OutsideFailed]()
-        # the summary is the client's own, and all of the answer
+        # the client asked for the summary itself, so it is the whole answer
         if attempt.turns and question.purpose is Purpose.COMPACTION:
             await self._repeat(asked, attempt.turns)
             return
-        if await self._is_full(asked, question) or attempt.turns:
-            shorter = await self._shortened(asked, attempt, question)
+        if await self._needs_summary(asked, question) or attempt.turns:
+            shorter = await self._with_summary(asked, attempt, question)
             if shorter is None:
                 return
             question = shorter
             if attempt.turns and (turns := await self._stored(attempt)):
-                await self._send(asked, self._stored_capture(turns), played(turns), question, asked.person)
+                await self._send(asked, self._stored_capture(turns), replay(turns), question, asked.person)
                 return
         episode = self._episode(asked, question)
         while True:
@@ -309,25 +312,25 @@ class CallHandlers:
                     await self._send(asked, capture, self._chunks(question, call, deal), question, person)
                 return
             except OutsideFailed as error:
-                if asked.exchange.said or deal is None:
+                if asked.exchange.body_sent or deal is None:
                     raise
                 failed[deal.arm.name] = error
                 attempt.again()
 
     @contextmanager
-    def _at_engine(self, asked: CallContext, attempt: Try, capture: Capture) -> Generator[Person]:
-        """The `Person` to notify of tokens. What is sampled is charged to the tenant's quota, and traced; a stored answer is not.
+    def _at_engine(self, asked: CallContext, attempt: CallAttempt, capture: Capture) -> Generator[Person]:
+        """Yield the `Person` to notify of tokens. Sampling is charged to the tenant's quota and traced; a replayed answer is not.
 
-        A person counts from here on; only live waits are timed: lent servers return to live.
+        A person's wait is measured from here on, for the live weights only: servers lent to other work are called back for live traffic.
         """
         call = capture.call
         if capture.stored:
             yield asked.person
             return
-        held = len(call.prompt_ids) + call.sampling.max_tokens * call.n
-        self._parts.quotas.hold_tokens(call.tenant, held)
+        charged = len(call.prompt_ids) + call.sampling.max_tokens * call.n
+        self._parts.quotas.hold_tokens(call.tenant, charged)
         if call.consent is Consent.NEVER:
-            self._intake.keep_no_words(call.tenant, call.turn_ids())
+            self._intake.drop_text_of(call.tenant, call.turn_ids())
         try:
             if asked.caller.slot is not None or call.arm is Arm.OUTSIDE:
                 yield asked.person
@@ -337,12 +340,12 @@ class CallHandlers:
                     yield person
         finally:
             attempt.writes += capture.begun
-            self._parts.quotas.give_back_tokens(call.tenant, held - len(call.prompt_ids) - capture.charged_tokens)
+            self._parts.quotas.give_back_tokens(call.tenant, charged - len(call.prompt_ids) - capture.charged_tokens)
             if self._parts.tracing is not None:
                 self._parts.tracing.answered(capture, asked.request.model, asked.exchange.headers)
 
     def _chunks(self, question: EnginePrompt, call: Call, deal: Deal | None) -> AsyncIterator[Chunk]:
-        """The sampled chunks, from the engine or from an outside model."""
+        """Return the sampled chunks, from the engine or from an outside model."""
         deals, conversation = self._parts.deals, question.conversation
         if deals is None or deal is None or deal.release is not Arm.OUTSIDE or conversation is None:
             return self._parts.engine.generate(call.request())
@@ -350,30 +353,30 @@ class CallHandlers:
 
     # ------------------------------------------------------------ summaries
 
-    async def _compact(self, asked: CallContext, attempt: Try) -> None:
-        """Answer a request for a summary with a signed block. A summary that cannot be used is a turn, too, and another is sampled, under
-        the next id; a repeat of the call finds them all again.
+    async def _compact(self, asked: CallContext, attempt: CallAttempt) -> None:
+        """Answer a request for a summary with a signed block. An unusable summary is stored as a turn, too, and another is sampled under
+        the next id; a repeated call finds them all.
 
-        Raises CompactionUnavailable if none can be used.
+        Raises CompactionUnavailable if no summary is usable.
         """
         question = await self._prompts.ask(asked)
-        ids, found = await self._tried(asked, attempt, question, self._episode(asked, question))
-        if found is None:
+        ids, usable = await self._sample_summary(asked, attempt, question, self._episode(asked, question))
+        if usable is None:
             self._deliveries.note(ids)
             raise CompactionUnavailable(_NO_SUMMARY)
-        capture, answer, text = found
+        capture, answer, text = usable
         block, _ = self._signed(asked, capture.call, text)
-        await self._hand_over(asked, replace(question, tries=ids), capture, answer, block)
+        await self._send_summary(asked, replace(question, tries=ids), capture, answer, block)
 
     def _episode(self, asked: CallContext, question: EnginePrompt) -> str:
         return asked.caller.episode or question.prompt.episode or f"{OWN_EPISODE}{secrets.token_hex(16)}"
 
-    async def _is_full(self, asked: CallContext, question: EnginePrompt) -> bool:
-        """True if the call is to begin with a summary, as its client wishes for long prompts.
+    async def _needs_summary(self, asked: CallContext, question: EnginePrompt) -> bool:
+        """Return True if the call must begin with a summary: its client asked for compaction and the prompt has reached the trigger.
 
-        Raises BadRequest for a trigger that would have a conversation summarised again and again, and one that was so too often.
+        Raises BadRequest if the trigger would make every call summarise again, or the conversation was summarised too often.
         """
-        wish, config = in_call(asked.request), self._parts.config
+        wish, config = in_call_compaction(asked.request), self._parts.config
         if wish is None or question.told is None or question.purpose is Purpose.COMPACTION:
             return False
         if wish.trigger is not None and wish.trigger < config.compaction_least_tokens:
@@ -394,7 +397,7 @@ class CallHandlers:
         empty = begun_with(question.told, CompactionBlock(content="", token=""))
         work = partial(self._prompts.tokens, empty)
         fixed = await self._thread.run(asked.caller.tenant, empty.chars + PART_CHARS * empty.parts, work)
-        share = self._context // LEAST_SHARE  # of the summary, and of the answer at least
+        share = self._context // LEAST_SHARE  # most tokens of the summary, and fewest of the answer
         if fixed + share >= trigger or fixed + share + min(asked.request.budget or share, share) > self._context:
             raise BadRequest(
                 f"Instructions and tools take {fixed} tokens, and a summary up to {share}: the conversation would be summarised at "
@@ -403,48 +406,51 @@ class CallHandlers:
             )
         return True
 
-    async def _shortened(self, asked: CallContext, attempt: Try, question: EnginePrompt) -> EnginePrompt | None:
-        """The question in the window that begins with a summary of its conversation, sampled now or by an earlier try; None if the
-        summary is all of the answer, and sent. Where no summary could be used the question stays, and says so.
+    async def _with_summary(
+        self, asked: CallContext, attempt: CallAttempt, question: EnginePrompt
+    ) -> EnginePrompt | None:
+        """Return the question with the conversation replaced by its summary, which is sampled now or was by an earlier try. None if the
+        summary was the whole answer and is sent. If no summary is usable, the question is returned unchanged but for `compacted`, which
+        says so.
 
         Raises CompactionUnavailable, CompactionRefused.
         """
-        wish, told = in_call(asked.request), question.told
+        wish, sent = in_call_compaction(asked.request), question.told
         assert wish is not None
-        assert told is not None, "only conversations are summarised"
+        assert sent is not None, "only conversations are summarised"
         summarising = await self._prompts.ask(
-            asked, summarised(told, wish.instructions, asked.route.field), style=question.style
+            asked, with_summary_request(sent, wish.instructions, asked.route.field), style=question.style
         )
         episode = self._episode(asked, question)
-        ids, found = await self._tried(asked, attempt, summarising, episode)
-        if found is None:
+        ids, usable = await self._sample_summary(asked, attempt, summarising, episode)
+        if usable is None:
             if wish.pause:
                 raise CompactionUnavailable(_NO_SUMMARY)
             prompt = replace(question.prompt, episode=episode)
             return replace(question, prompt=prompt, compacted=Compacted(block=None, counts=None), tries=ids)
-        capture, answer, text = found
+        capture, answer, text = usable
         block, summary = self._signed(asked, capture.call, text)
         compacted = Compacted(block=block, counts=answer.counts())
         if wish.pause:
-            await self._hand_over(asked, replace(question, compacted=compacted, tries=ids), capture, answer, block)
+            await self._send_summary(asked, replace(question, compacted=compacted, tries=ids), capture, answer, block)
             return None
         attempt.again()
-        after = await self._prompts.ask(asked, begun_with(told, block), summary, question.style)
-        # the client said what it said in the window before
+        after = await self._prompts.ask(asked, begun_with(sent, block), summary, question.style)
+        # the client's own words belong to the window before the summary
         heard = {"answered": question.answered, "left": question.left}
         return replace(after, edits=question.edits, compacted=compacted, tries=ids, **heard)
 
-    async def _tried(
-        self, asked: CallContext, attempt: Try, question: EnginePrompt, episode: str
+    async def _sample_summary(
+        self, asked: CallContext, attempt: CallAttempt, question: EnginePrompt, episode: str
     ) -> tuple[list[str], tuple[Capture, Answer, str] | None]:
-        """Sample summaries until one can be used. Returns the ids of their turns, and the one that can; None if none can."""
+        """Sample summaries until one is usable. Return the ids of all their turns, and the usable one (None if there is none)."""
         repeated, ids, tried = bool(attempt.turns), list[str](), 0
         while tried < _SUMMARY_TRIES:
             if turns := await self._stored(attempt) if repeated else []:
-                # the answer, after summaries of which none could be used
+                # an earlier try ended here with the answer, after unusable summaries only
                 if turns[0].purpose is not Purpose.COMPACTION:
                     break
-                capture, chunks = self._stored_capture(turns), played(turns)
+                capture, chunks = self._stored_capture(turns), replay(turns)
             else:
                 call, _ = self._call(asked, attempt.id, episode, question, ())
                 call = replace(call, branch=Branch.AGAIN) if ids else call
@@ -457,34 +463,39 @@ class CallHandlers:
             attempt.again()
         return ids, None
 
-    async def _stored(self, attempt: Try) -> list[Turn]:
-        """The turn that an earlier try left under this id, or the first id after it that has a whole answer; [] if there is none."""
+    async def _stored(self, attempt: CallAttempt) -> list[Turn]:
+        """Return the turn stored by an earlier try under this id, or under the first later id with a whole answer; [] if there is none."""
         while (turns := await self._parts.log.find(Turn, [(f"{attempt.id}:0",)])) and not is_whole(turns[0]):
             attempt.again()
         return turns
 
     async def _summarise(
-        self, asked: CallContext, attempt: Try, capture: Capture, chunks: AsyncIterator[Chunk], question: EnginePrompt
+        self,
+        asked: CallContext,
+        attempt: CallAttempt,
+        capture: Capture,
+        chunks: AsyncIterator[Chunk],
+        question: EnginePrompt,
     ) -> tuple[Answer, str]:
-        """Sample a summary, or play a stored one. Returns its text, "" if it cannot be used: empty, cut off, or with a call."""
+        """Sample a summary, or replay a stored one. Return its text; "" if it is unusable: empty, cut off, or with a tool call."""
         conversation = cast("Conversation", question.conversation)
-        parser = self._reading(conversation, capture.call.turn_ids()[0])
+        parser = self._make_parser(conversation, capture.call.turn_ids()[0])
         try:
             with self._at_engine(asked, attempt, capture) as person:
-                answer = self._replying(asked, capture, chunks, question, [parser], person, [])
+                answer = self._make_answer(asked, capture, chunks, question, [parser], person, [])
                 await answer.sample(stream=bool(asked.request.stream))
         except EngineFailed as error:
-            raise CompactionUnavailable(f"No summary came about: {error}") from error
+            raise CompactionUnavailable(f"No summary could be sampled: {error}") from error
         choice = capture.choices[0]
-        with_calls = self._reading(replace(conversation, demand=None), capture.call.turn_ids()[0])
+        with_calls = self._make_parser(replace(conversation, demand=None), capture.call.turn_ids()[0])
         with_calls.take("".join(choice.text), last=True)
         usable = choice.finish is Finish.STOP and not with_calls.parsed_calls()
         text = parser.message().text.strip() if usable else ""
-        # the block is the client's own: with its values, which are masked again when it comes back
+        # the client keeps the block, so it contains the client's real values; they are masked again when it comes back
         return answer, text if question.scrubber is None else unmasked(text, question.scrubber.values)
 
     def _signed(self, asked: CallContext, call: Call, text: str) -> tuple[CompactionBlock, SummaryTurn]:
-        """The block of a summary, and the turn that wrote it."""
+        """Return a summary's signed block, and the turn that wrote it."""
         scope, route, turn = asked.scope, asked.route, call.turn_ids()[0]
         number = 0 if call.window is None else call.window.number
         summary = SummaryTurn(turn=turn, episode=call.episode, number=number, by=WindowMaker.GATEWAY)
@@ -493,10 +504,10 @@ class CallHandlers:
         )
         return block, summary
 
-    async def _hand_over(
+    async def _send_summary(
         self, asked: CallContext, question: EnginePrompt, capture: Capture, answer: Answer, block: CompactionBlock
     ) -> None:
-        """Send a summary as the dialect shapes it."""
+        """Send a summary in the dialect's form."""
         call, route = capture.call, asked.route
         assert route.compacted is not None, "no other route asks for summaries"
         if call.consent is not Consent.NEVER:
@@ -504,23 +515,25 @@ class CallHandlers:
         heading = self._heading(call.id, call.started_at, asked.request, len(call.prompt_ids), question)
         data = route.compacted(asked.request, heading, block, answer.counts(), answer.ostinato())
         await answer.deliver(data, stream=bool(asked.request.stream))
-        self._deliveries.note(question.tries)  # those that could not be used have ended, too, and are learned from
+        self._deliveries.note(question.tries)  # the unusable ones have ended, too, and are trained on
         self._parts.metrics.delivered(call.tenant, 1)
 
-    # ------------------------------------------------------------ both
+    # ------------------------------------------------------------ sampled or replayed
 
     async def _repeat(self, asked: CallContext, turns: list[Turn]) -> None:
         request = asked.request
         if isinstance(request, CompletionRequest):
-            told, edits, (_, scrubber, _) = None, None, await self._prompts.scrub_text(asked, request.prompt)
+            conversation, edits, (_, scrubber, _) = None, None, await self._prompts.scrub_text(asked, request.prompt)
         else:
-            await self._prompts.recall(asked)
-            told = self._previous[asked.caller.tenant].known(cast("ConversationRequest", request), asked.caller.user)
-            told, scrubber, _ = await self._prompts.scrubbed(asked, told, told.chars)
-            told, edits = await self._prompts.edited(asked.caller.tenant, request, told)
+            await self._prompts.restore_items(asked)
+            conversation = self._previous[asked.caller.tenant].known(
+                cast("ConversationRequest", request), asked.caller.user
+            )
+            conversation, scrubber, _ = await self._prompts.scrubbed(asked, conversation, conversation.chars)
+            conversation, edits = await self._prompts.edited(asked.caller.tenant, request, conversation)
         prompt = Prompt(ids=turns[0].prompt_ids)
-        question = EnginePrompt(prompt=prompt, conversation=told, edits=edits, scrubber=scrubber)
-        await self._send(asked, self._stored_capture(turns), played(turns), question, asked.person)
+        question = EnginePrompt(prompt=prompt, conversation=conversation, edits=edits, scrubber=scrubber)
+        await self._send(asked, self._stored_capture(turns), replay(turns), question, asked.person)
 
     async def _send(
         self,
@@ -531,16 +544,16 @@ class CallHandlers:
         person: Person,
     ) -> None:
         call, request = capture.call, asked.request
-        readings = [self._reading(question.conversation, turn) for turn in call.turn_ids()]
+        readings = [self._make_parser(question.conversation, turn) for turn in call.turn_ids()]
         headers = _REPLAYED if capture.stored else []
-        answer = self._replying(asked, capture, chunks, question, readings, person, headers)
+        answer = self._make_answer(asked, capture, chunks, question, readings, person, headers)
         await answer.send(stream=bool(request.stream))
         self._deliveries.note([*question.tries, *call.turn_ids()])
         if question.answered is not None:
             question.answered(call.turn_ids(), [reading.message() for reading in readings])
         self._parts.metrics.delivered(call.tenant, call.n)
 
-    def _replying(
+    def _make_answer(
         self,
         asked: CallContext,
         capture: Capture,
@@ -555,7 +568,7 @@ class CallHandlers:
         writer = asked.route.writer(request, heading, self._parts.renderer if request.wants_logprobs else None)
         if question.scrubber is not None:
             writer = question.scrubber.restoring(writer, question.conversation)
-        if request.omitted:  # what the model did not get of the request
+        if request.omitted:  # parts of the request that the model did not get
             headers = [*headers, (b"x-ostinato-omitted", ", ".join(request.omitted).encode())]
         return Answer(
             self._parts,
@@ -584,7 +597,7 @@ class CallHandlers:
             edits=None if question is None else question.edits,
         )
 
-    def _reading(self, conversation: Conversation | None, turn: str) -> AnswerParser:
+    def _make_parser(self, conversation: Conversation | None, turn: str) -> AnswerParser:
         if conversation is None:
             return AnswerParser(None)
         return AnswerParser(self._parts.renderer.reader(conversation, turn), one_call=conversation.one_call)
@@ -592,23 +605,24 @@ class CallHandlers:
     def _call(
         self, asked: CallContext, id: str, episode: str, question: EnginePrompt, failed: Collection[str]
     ) -> tuple[Call, Deal | None]:
-        """The call, and Auto's deal if it drew one. All refusals come before the draw, so every draw belongs to a call that is made."""
+        """Return the call, and Auto's deal if it drew one. Refusals come before the draw, so that every draw belongs to a call."""
         request, caller, prompt = asked.request, asked.caller, question.prompt
         room = self._context - len(prompt.ids)
-        told = question.conversation
-        within = told is not None and told.summarises and not compacts(request)  # then the limits are the operator's
-        wanted = self._context // LEAST_SHARE if within else request.budget
-        least = least_answer(request, told, self._context)
+        conversation = question.conversation
+        # the gateway's own summary: the operator's limits apply
+        own_summary = conversation is not None and conversation.summarises and not compacts(request)
+        wanted = self._context // LEAST_SHARE if own_summary else request.budget
+        least = least_answer(request, conversation, self._context)
         if room < least:
             raise ContextExceeded(prompt=len(prompt.ids), answer=least, context=self._context, field=asked.route.field)
         placement, deal = asked.placement, None
         if placement is None:
             placement, deal = draw_arm(self._parts, caller.tenant, episode, failed)
         default = asked.route.default_tokens or self._parts.config.default_max_tokens
-        if question.purpose is Purpose.COMPACTION:  # an agent whose summary is cut off cannot go on
+        if question.purpose is Purpose.COMPACTION:  # a truncated summary would stop the agent
             default = max(default, self._context // LEAST_SHARE)
-        said = request.sampling(min(wanted or default, room))
-        asked_for = constrained(replace(said, stop=()) if within else said, question)
+        requested = request.sampling(min(wanted or default, room))
+        asked_for = constrained(replace(requested, stop=()) if own_summary else requested, question)
         sampling, overridden = override_sampling(asked_for, caller, self._parts.config.sampling)
         check_logged(request, sampling.max_tokens)
         call = Call(
@@ -643,7 +657,7 @@ class CallHandlers:
             style=question.style,
             consent=caller.consent,
             form=asked.route.form_fields(None if question.conversation is None else question.conversation.demand),
-            secret=question.secret and caller.slot is None,  # of a rollout or an evaluation no person is part
+            secret=question.secret and caller.slot is None,  # rollouts and evaluations involve no person
             finds=None if caller.slot or self._masks or (hold := self._parts.scrubbing) is None else hold.finds,
         )
         return call, deal
@@ -652,4 +666,4 @@ class CallHandlers:
         return Capture(call, self._parts, self._intake.turn)
 
     def _stored_capture(self, turns: Sequence[Turn]) -> Capture:
-        return Capture(again(turns), self._parts, self._intake.turn, stored=True)
+        return Capture(call_of_turns(turns), self._parts, self._intake.turn, stored=True)

@@ -1,1 +1,1 @@
-"""The API dialects of the gateway: requests in, replies out."""
+"""The API dialects of the gateway (OpenAI's and Anthropic's): parse requests and write replies."""

@@ -1,6 +1,6 @@
-"""The Anthropic dialect: JSON bodies of `/v1/messages` and `/v1/messages/count_tokens` to typed requests.
+"""Anthropic's messages dialect: parses JSON bodies of `/v1/messages` and `/v1/messages/count_tokens` into typed requests.
 
-Every field is used, known to change nothing, or refused by name (`field_rules`). Field list: anthropic-python 2.12,
+Every field is used, ignored because it changes nothing, or refused by name (`field_rules`). Field list: anthropic-python 2.12,
 `types/message_create_params.py` and `types/beta/message_create_params.py`.
 """
 
@@ -21,9 +21,9 @@ from ostinato.serve.dialects.compaction_blocks import (
     InCallCompaction,
     block_message,
     check_alone,
+    from_last_block,
     misplaced,
-    replaced,
-    summarised,
+    with_summary_request,
 )
 from ostinato.serve.dialects.context_edits import ContextManagement
 from ostinato.serve.dialects.dialect import (
@@ -36,19 +36,19 @@ from ostinato.serve.dialects.dialect import (
     Omissions,
     OneAnswer,
     User,
+    build_demand,
     check_stops,
-    demanded,
     printable,
     validate,
 )
 from ostinato.serve.dialects.field_rules import Cached, Fields, Hidden, Ignored, Only
-from ostinato.serve.dialects.items import ReadItems, WithItems, joined
+from ostinato.serve.dialects.items import ItemCache, WithItems, joined
 
-# ---------------------------------------------------------------- messages
+# ---------------------------------------------------------------- parsing
 
 
 _MEDIA = ("image", "document", "search_result", "container_upload")
-# what Anthropic's own tools did in an earlier answer, which only its servers can use
+# blocks of Anthropic's hosted tools in an earlier answer, which only Anthropic's servers can use
 _HOSTED = frozenset(
     [
         "advisor_tool_result",
@@ -65,7 +65,7 @@ _HOSTED = frozenset(
         "web_search_tool_result",
     ]
 )
-_TAKEN = {
+_ALLOWED_TYPES = {
     Role.SYSTEM: ("text",),
     Role.USER: ("text", "tool_result", *_MEDIA),
     Role.ASSISTANT: ("text", "thinking", "redacted_thinking", "tool_use", *_MEDIA),
@@ -76,13 +76,14 @@ def read_messages(
     messages: Sequence[Mapping[str, Any]],
     system: str | list[dict[str, Any]] | None,
     omissions: Omissions,
-    items: ReadItems | None = None,
+    items: ItemCache | None = None,
 ) -> tuple[tuple[Message, ...], CompactionBlock | None]:
-    """The messages, preceded by the system's text, and the summary with which they begin. `omissions` is told what is left out of them.
+    """Parse messages. Return them, preceded by the system prompt, and the compaction block with which they begin. `omissions` collects what
+    is omitted.
 
     Raises BadRequest naming the field.
     """
-    known = items or ReadItems()
+    known = items or ItemCache()
     parts = [part for i, said in enumerate(messages) for part in known.read(_read, said, f"messages[{i}]", omissions)]
     if not parts:
         raise BadRequest("messages contains nothing to answer; send a user's message.", field="messages")
@@ -92,18 +93,18 @@ def read_messages(
         raise CompactionRefused("block_ambiguous", message, "messages")
     if blocks not in ([], [0]):
         raise misplaced("messages")
-    parts, block = replaced(parts)
+    parts, block = from_last_block(parts)
     if text := "" if system is None else _texts(system, "system", ("text",), omissions):
         parts.insert(0, Message(role=Role.SYSTEM, text=text))
     return tuple(joined(parts, items)), block
 
 
 def read_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
-    """The tools. Raises BadRequest naming the field."""
+    """Parse tools. Raises BadRequest naming the field."""
     return tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools))
 
 
-# ---------------------------------------------------------------- messages
+# ---------------------------------------------------------------- content blocks
 
 
 class AnthropicMessage(Fields):
@@ -115,7 +116,7 @@ class AnthropicMessage(Fields):
 
 
 class _Block(Fields):
-    """The fields of every content block."""
+    """The fields that all content blocks share."""
 
     type: str
     cache_control: Cached = None
@@ -129,20 +130,20 @@ class TextBlock(_Block):
 
 
 class ThinkingBlock(_Block):
-    """The thinking before an answer, which the template gets."""
+    """The thinking before an answer; the chat template gets it."""
 
     thinking: str
     signature: Annotated[Any, Ignored("proves to Anthropic's servers that the thinking is theirs")] = None
 
 
 class RedactedThinkingBlock(_Block):
-    """Thinking that only Anthropic's servers can read; it is left out."""
+    """Thinking that only Anthropic's servers can read; it is omitted."""
 
     data: Annotated[Any, Ignored("is encrypted")] = None
 
 
 class CompactionContentBlock(_Block):
-    """A summary that this server made of the messages before it. Without content it is a summary that failed, and is left out."""
+    """A summary that this server made of the messages before it. A block without content is a failed summary and is omitted."""
 
     content: str | None = Field(default=None, min_length=1)
     signature: str | None = None
@@ -155,7 +156,7 @@ class _Direct(Fields):
 
 
 class ToolUseBlock(_Block):
-    """A call."""
+    """A tool call."""
 
     id: Name
     name: Name
@@ -165,7 +166,7 @@ class ToolUseBlock(_Block):
 
 
 class ToolResultBlock(_Block):
-    """The result of a call. Models learn of a failure from its text, as templates have no place for `is_error`."""
+    """The result of a call. The model learns of a failure from its text, since chat templates have no place for `is_error`."""
 
     tool_use_id: Name
     content: Any = None
@@ -174,13 +175,13 @@ class ToolResultBlock(_Block):
 
 
 class ToolReferenceBlock(_Block):
-    """The name of a tool that a search for deferred tools found; here all tools are offered from the start."""
+    """The name of a tool found by a search for deferred tools. Here all tools are offered from the start."""
 
     tool_name: Name
 
 
 class SearchResultBlock(_Block):
-    """A text that a search found."""
+    """A search result: a text with its title and source."""
 
     title: str
     source: str
@@ -196,7 +197,7 @@ class _Source(BaseModel):
 
 
 class DocumentBlock(_Block):
-    """A document. The text of one that has a text is read; a PDF or a stored file is replaced by words."""
+    """A document. Its text is read, if it has one; a PDF or a stored file is replaced by a placeholder."""
 
     source: _Source = _Source()
     title: str = ""
@@ -205,13 +206,13 @@ class DocumentBlock(_Block):
 
 
 def _read(message: Mapping[str, Any], where: str, omissions: Omissions) -> Iterator[Message]:
-    return joined(_said(message, where, omissions))
+    return joined(_parts_of(message, where, omissions))
 
 
-def _said(message: Mapping[str, Any], where: str, omissions: Omissions) -> Iterator[Message]:
-    """The parts of a message, in order, without empty ones of an assistant."""
-    said = validate(AnthropicMessage, message, where)
-    role, content, where = Role(said.role), said.content, f"{where}.content"
+def _parts_of(message: Mapping[str, Any], where: str, omissions: Omissions) -> Iterator[Message]:
+    """Yield a message's parts in order; empty parts of an assistant are dropped."""
+    parsed = validate(AnthropicMessage, message, where)
+    role, content, where = Role(parsed.role), parsed.content, f"{where}.content"
     if content is None and role is Role.ASSISTANT:
         return
     if isinstance(content, str):
@@ -227,13 +228,13 @@ def _said(message: Mapping[str, Any], where: str, omissions: Omissions) -> Itera
 
 
 def _part(role: Role, block: Any, where: str, omissions: Omissions) -> Message | None:
-    """The message of one content block; None if it has no content."""
-    if role is not Role.SYSTEM and _given(block, where) in _HOSTED:
+    """Return the message of one content block; None if the block contributes nothing."""
+    if role is not Role.SYSTEM and _type_of(block, where) in _HOSTED:
         omissions.add("hosted-tools")
         return None
-    if role is not Role.SYSTEM and _given(block, where) == "compaction":
+    if role is not Role.SYSTEM and _type_of(block, where) == "compaction":
         return _compacted(validate(CompactionContentBlock, block, where))
-    match _type(block, where, _TAKEN[role], f"a message of role {role}"):
+    match _type(block, where, _ALLOWED_TYPES[role], f"a message of role {role}"):
         case "thinking":
             return Message(role=role, reasoning=validate(ThinkingBlock, block, where).thinking)
         case "redacted_thinking":
@@ -245,8 +246,8 @@ def _part(role: Role, block: Any, where: str, omissions: Omissions) -> Message |
             return Message(role=role, calls=(ToolCall(id=use.id, name=use.name, arguments=arguments),))
         case "tool_result":
             result = validate(ToolResultBlock, block, where)
-            taken = ("text", "tool_reference", *_MEDIA)
-            text = "" if result.content is None else _texts(result.content, f"{where}.content", taken, omissions)
+            allowed = ("text", "tool_reference", *_MEDIA)
+            text = "" if result.content is None else _texts(result.content, f"{where}.content", allowed, omissions)
             return Message(role=Role.TOOL, text=text, answers=result.tool_use_id, failed=bool(result.is_error))
         case type:
             text = _text(type, block, where, omissions)
@@ -265,7 +266,7 @@ def _compacted(block: CompactionContentBlock) -> Message | None:
 
 
 def _text(type: str, block: Any, where: str, omissions: Omissions) -> str:
-    """The text of a block of one of the types that have a text or are replaced by one."""
+    """Return the text of a block, or the placeholder for its medium."""
     match type:
         case "text":
             return validate(TextBlock, block, where).text
@@ -284,7 +285,7 @@ def _text(type: str, block: Any, where: str, omissions: Omissions) -> str:
 
 
 def _document(source: _Source, where: str, omissions: Omissions) -> str:
-    """The text of a document that has one; that of a PDF is not read."""
+    """Return a document's text, or the placeholder for one without readable text, such as a PDF."""
     if source.type == "text" and isinstance(source.data, str):
         return source.data
     if source.type == "content":
@@ -292,33 +293,33 @@ def _document(source: _Source, where: str, omissions: Omissions) -> str:
     return omissions.media("document")
 
 
-def _texts(content: Any, where: str, taken: tuple[str, ...], omissions: Omissions) -> str:
-    """Text, or the texts of blocks of the types that may be there, joined by line breaks."""
+def _texts(content: Any, where: str, allowed: tuple[str, ...], omissions: Omissions) -> str:
+    """Return a text, or the texts of blocks whose types are in `allowed`, joined by line breaks."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise BadRequest(f"{where} must be text or a list of text blocks.", field=where)
-    kinds = [_type(block, f"{where}[{i}]", taken, where) for i, block in enumerate(content)]
+    kinds = [_type(block, f"{where}[{i}]", allowed, where) for i, block in enumerate(content)]
     return "\n".join(
         _text(kind, block, f"{where}[{i}]", omissions)
         for i, (kind, block) in enumerate(zip(kinds, content, strict=True))
     )
 
 
-def _type(block: Any, where: str, taken: tuple[str, ...], place: str) -> str:
-    """A block's type. Raises BadRequest unless it is allowed in that place."""
-    given = _given(block, where)
+def _type(block: Any, where: str, allowed: tuple[str, ...], place: str) -> str:
+    """Return a block's type. Raises BadRequest unless it is in `allowed`."""
+    given = _type_of(block, where)
     if given == "compaction":
         raise misplaced(where)
-    if given not in taken:
+    if given not in allowed:
         raise BadRequest(
-            f"{where}: a block of type {given[:100]!r} is not supported in {place}; send {' or '.join(taken)}.",
+            f"{where}: a block of type {given[:100]!r} is not supported in {place}; send {' or '.join(allowed)}.",
             field=f"{where}.type",
         )
     return given
 
 
-def _given(block: Any, where: str) -> str:
+def _type_of(block: Any, where: str) -> str:
     given = block.get("type") if isinstance(block, dict) else None
     if not isinstance(given, str):
         raise BadRequest(f"{where} must be a content block: an object with a type.", field=where)
@@ -329,7 +330,7 @@ def _given(block: Any, where: str) -> str:
 
 
 class AnthropicTool(Fields):
-    """A tool that the model may call. Examples of its input are put into its description."""
+    """A tool that the model may call. Its input examples are added to its description."""
 
     name: Name
     input_schema: dict[str, Any]
@@ -370,12 +371,12 @@ _Billing = Annotated[Any, Ignored("all calls are served alike")]
 _CountOnly = Annotated[Any, Ignored("a prompt's length does not depend on it")]
 
 _CHOICES = {"auto": AUTO, "none": NONE, "any": REQUIRED, "tool": REQUIRED}
-# a session identifies no user, but it shows that the text is Claude Code's
+# `session_id` identifies no user, but it shows that Claude Code wrote the text
 _IDENTITIES = ("account_uuid", "device_id", "session_id")
 
 
 class Metadata(Fields):
-    """The user's identity. Claude Code writes a JSON object into the text of `user_id`."""
+    """The user's identity. Claude Code writes a JSON object into `user_id`."""
 
     user_id: User | None = None
 
@@ -395,7 +396,7 @@ class JsonFormat(Fields):
 
 
 class OutputConfig(Fields):
-    """Options of the answer."""
+    """Options for the answer."""
 
     format: JsonFormat | None = None
     effort: _Decided = None
@@ -417,13 +418,13 @@ class ToolChoice(Fields):
 
 
 class CompactionConfig(Fields):
-    """Asks for a summary of the conversation, and nothing else."""
+    """Requests a summary of the conversation and nothing else."""
 
     type: Literal["summarize"]
     instructions: str | None = None
 
 
-class _Asked(WithItems):
+class _PromptRequest(WithItems):
     """The fields that determine the prompt, and those that change nothing."""
 
     model: Name
@@ -455,7 +456,7 @@ class _Asked(WithItems):
 
     @cached_property
     def _read(self) -> tuple[Conversation, Sequence[str]]:
-        """The conversation, and what is left out of it."""
+        """The conversation, and the omissions from it."""
         omissions = Omissions()
         messages, block = read_messages(self.messages, self.system, omissions, self._items)
         continued = messages[-1].role is Role.ASSISTANT and not self.compacts
@@ -474,7 +475,7 @@ class _Asked(WithItems):
         choice = self.tool_choice or ToolChoice(type="auto")
         tools = read_tools(self.tools or [])
         form = (self.output_config.format if self.output_config else None) or self.output_format
-        demand = demanded(
+        demand = build_demand(
             tools,
             choice=_CHOICES[choice.type],
             named=choice.name,
@@ -499,17 +500,17 @@ class _Asked(WithItems):
                     "output_config.format": form,
                 }
             )
-            conversation = summarised(conversation, self.compaction.instructions, "messages")
+            conversation = with_summary_request(conversation, self.compaction.instructions, "messages")
         return conversation, omissions.words
 
     @property
     def compacts(self) -> bool:
-        """True if a summary of the conversation is asked for, and nothing else."""
+        """True if the request asks for a summary of the conversation and nothing else."""
         return self.compaction is not None
 
     @property
     def in_call(self) -> InCallCompaction | None:
-        """The wish that the answer begins with a summary once the prompt is long."""
+        """The wish for compaction within the call once the prompt is long."""
         return None if self.context_management is None else self.context_management.compaction
 
     @property
@@ -519,11 +520,11 @@ class _Asked(WithItems):
 
     @property
     def omitted(self) -> Sequence[str]:
-        """What the model does not get of the request, as words of a header."""
+        """The parts of the request that are omitted from the prompt, as words of a header."""
         return self._read[1]
 
 
-class CountRequest(_Asked):
+class CountRequest(_PromptRequest):
     """`POST /v1/messages/count_tokens`."""
 
     max_tokens: _CountOnly = None
@@ -541,12 +542,12 @@ class CountRequest(_Asked):
 
     @property
     def compacts(self) -> bool:
-        """False: the conversation is counted as it was sent."""
+        """False: the conversation is counted as sent."""
         return False
 
 
-class MessagesRequest(_Asked, OneAnswer):
-    """`POST /v1/messages`. A final assistant message is continued."""
+class MessagesRequest(_PromptRequest, OneAnswer):
+    """`POST /v1/messages`. A final assistant message is continued by the answer."""
 
     max_tokens: int = Field(ge=1, le=10_000_000)
     stop_sequences: list[str] | None = None
@@ -560,13 +561,13 @@ class MessagesRequest(_Asked, OneAnswer):
 
     @property
     def asker(self) -> str | None:
-        """The user: Claude Code's account or device, or another client's `user_id`."""
+        """The user: Claude Code's account or device, or another client's `user_id`; None if the body names none."""
         named = _identities(self._user_id)
         return named.get("account_uuid") or named.get("device_id") if named else self._user_id or None
 
     @property
     def budget(self) -> int | None:
-        """The most tokens that the client wants."""
+        """The client's token limit for the answer."""
         return self.max_tokens
 
     @property
@@ -583,22 +584,22 @@ class MessagesRequest(_Asked, OneAnswer):
         return None if self.metadata is None else self.metadata.user_id
 
 
-def parse_messages(body: Any, items: ReadItems | None = None) -> MessagesRequest:
-    """A request for an answer. `items`: those of earlier requests. Raises BadRequest naming the field."""
+def parse_messages(body: Any, items: ItemCache | None = None) -> MessagesRequest:
+    """Parse a request for an answer. `items`: cache of parsed items. Raises BadRequest naming the field."""
     request = validate(MessagesRequest, body).reading(items)
     _ = request.conversation  # so that errors in messages are raised here
     return request
 
 
-def parse_count(body: Any, items: ReadItems | None = None) -> CountRequest:
-    """A conversation whose tokens are to be counted. `items`: those of earlier requests. Raises BadRequest naming the field."""
+def parse_count(body: Any, items: ItemCache | None = None) -> CountRequest:
+    """Parse a request to count a conversation's tokens. `items`: cache of parsed items. Raises BadRequest naming the field."""
     request = validate(CountRequest, body).reading(items)
     _ = request.conversation  # so that errors in messages are raised here
     return request
 
 
 def _identities(user_id: str | None) -> dict[str, str]:
-    """The identities that Claude Code puts into `metadata.user_id`; empty for another client's text."""
+    """Return the identities that Claude Code puts into `metadata.user_id`; {} for other clients' text."""
     try:
         named = json.loads(user_id or "")
     except (ValueError, RecursionError):

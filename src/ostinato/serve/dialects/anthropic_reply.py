@@ -1,6 +1,7 @@
-"""Answers in the Anthropic dialect: replies of `/v1/messages`, compaction blocks among them, and its errors.
+"""Formats answers, compaction blocks and errors of `/v1/messages`, the Anthropic dialect.
 
-A stream is a sequence of blocks, each closed before the next begins. Every answer has at least one, because clients retry without any.
+A stream is a sequence of content blocks, each closed before the next begins. Every answer has at least one, because clients retry an
+empty one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ostinato.serve.dialects.dialect import (
     Writer,
 )
 
-SIGNATURE = "ostinato"  # clients send thinking back only with a signature; nobody checks it here
+SIGNATURE = "ostinato"  # clients send thinking back only if it is signed; this server does not check the signature
 _REASONS = {Finish.STOP: "end_turn", Finish.TOOL_CALLS: "tool_use", Finish.LENGTH: "max_tokens"}
 _ERROR_TYPES = {
     401: "authentication_error",
@@ -39,25 +40,25 @@ _OVERLOADED = 529
 
 
 class Messages(Writer):
-    """`/v1/messages`. In a stream, a tool call is sent whole, in one delta, when it is complete."""
+    """Formats answers of `/v1/messages`. A stream sends a tool call in one delta, once it is complete."""
 
     def __init__(self, heading: Heading) -> None:
         self._heading = heading
         self._head: Json = {"id": heading.id, "type": "message", "role": "assistant", "model": heading.model}
-        self._open = ""  # the type of the block that is open
-        self._blocks = 0  # blocks so far, including the open one
+        self._open = ""  # the type of the open block
+        self._blocks = 0  # blocks begun so far
 
     def body(self, answers: Sequence[Whole], counts: Counts, ostinato: Json) -> bytes:
         (answer,) = answers
-        said, compacted = answer.message, self._heading.compacted
-        blocks = [_tool_use(call, _input(call)) for call in said.calls]
-        if said.text or not (blocks or said.reasoning):
-            blocks.insert(0, json_line({"type": "text", "text": said.text}))
-        if said.reasoning:
-            blocks.insert(0, json_line({"type": "thinking", "thinking": said.reasoning, "signature": SIGNATURE}))
+        message, compacted = answer.message, self._heading.compacted
+        blocks = [_tool_use(call, _input(call)) for call in message.calls]
+        if message.text or not (blocks or message.reasoning):
+            blocks.insert(0, json_line({"type": "text", "text": message.text}))
+        if message.reasoning:
+            blocks.insert(0, json_line({"type": "thinking", "thinking": message.reasoning, "signature": SIGNATURE}))
         if compacted is not None:
-            blocks.insert(0, json_line(_told(compacted.block)))
-        rest: Json = {**_stopped(answer.finish, answer.stop), **self._closing(counts), "ostinato": ostinato}
+            blocks.insert(0, json_line(_compaction_block(compacted.block)))
+        rest: Json = {**_stop_fields(answer.finish, answer.stop), **self._closing(counts), "ostinato": ostinato}
         return f'{json_line(self._head)[:-1]},"content":[{",".join(blocks)}],{json_line(rest)[1:]}'.encode()
 
     def heartbeat(self) -> str:
@@ -70,32 +71,32 @@ class Messages(Writer):
         if self._heading.compacted is None:
             return data
         self._blocks = 1
-        return data + _told_events(_told(self._heading.compacted.block))
+        return data + _compaction_events(_compaction_block(self._heading.compacted.block))
 
     def delta(self, index: int, pieces: Sequence[Piece], tokens: Tokens) -> str:
         return "".join(map(self._piece, pieces))
 
     def ending(self, index: int, finish: Finish, stop: str, closing: tuple[Counts, Json] | None) -> str:
-        said = self._blocks > (self._heading.compacted is not None)
-        data = self._close() if said else self._begin("text", '"text":""') + self._close()
-        if closing is None:  # comes with the last answer, and there is only one
+        has_output = self._blocks > (self._heading.compacted is not None)
+        data = self._close() if has_output else self._begin("text", '"text":""') + self._close()
+        if closing is None:  # never for the only answer
             return data
         counts, ostinato = closing
-        last = {"delta": _stopped(finish, stop), **self._closing(counts), "ostinato": ostinato}
+        last = {"delta": _stop_fields(finish, stop), **self._closing(counts), "ostinato": ostinato}
         return data + _event("message_delta", json_line(last)[1:-1]) + _event("message_stop")
 
     def failure(self, error: OstinatoError) -> str:
         return f"event: error\ndata: {json_line(error_body(error))}\n\n"
 
     def _closing(self, counts: Counts) -> Json:
-        """The fields at the end of an answer that count, apart for the summary that the call began with, and that tell what was cleared."""
+        """The final fields of an answer: its usage, with the summary's listed separately, and the context edits applied to the prompt."""
         edits, compacted = self._heading.edits, self._heading.compacted
-        told: Json = {} if edits is None else {"context_management": {"applied_edits": edits}}
+        fields: Json = {} if edits is None else {"context_management": {"applied_edits": edits}}
         usage = _usage(counts)
         if compacted is not None:
             parts = [("compaction", compacted.counts), ("message", counts)]
             usage["iterations"] = [{"type": type, **_usage(part)} for type, part in parts if part is not None]
-        return told | {"usage": usage}
+        return fields | {"usage": usage}
 
     # ------------------------------------------------------------ blocks
 
@@ -117,7 +118,7 @@ class Messages(Writer):
         return data + self._delta("input_json_delta", "partial_json", _input(call)) + self._close()
 
     def _switch(self, type: str, fields: str) -> str:
-        """The events that make a block of this type the open one."""
+        """The events that make a block of this type the open one; none if it is."""
         return "" if self._open == type else self._close() + self._begin(type, fields)
 
     def _begin(self, type: str, fields: str) -> str:
@@ -131,7 +132,7 @@ class Messages(Writer):
         return _event("content_block_delta", data)
 
     def _close(self) -> str:
-        """The end of the open block, if there is one."""
+        """The events that end the open block, if there is one."""
         if not self._open:
             return ""
         signed = self._delta("signature_delta", "signature", SIGNATURE) if self._open == "thinking" else ""
@@ -142,7 +143,7 @@ class Messages(Writer):
 def compaction_answer(
     request: Request, heading: Heading, block: CompactionBlock, counts: Counts, ostinato: Json
 ) -> bytes:
-    """The whole answer that consists of a summary, as a body or as a stream: one that was asked for, or with which a call pauses."""
+    """Return the whole answer that consists of a summary (requested, or made by a call that then pauses), as a body or as a stream."""
     usage, closing = (
         _usage(counts),
         {} if heading.edits is None else {"context_management": {"applied_edits": heading.edits}},
@@ -150,7 +151,7 @@ def compaction_answer(
     if heading.compacted is None:
         told: Json = {"type": "compaction", "content": block.content, "signature": block.token, "tool_changes": []}
     else:
-        told = _told(block)
+        told = _compaction_block(block)
         usage = _usage(Counts(prompt=0, answer=0)) | {"iterations": [{"type": "compaction", **usage}]}
     stopped: Json = {"stop_reason": "compaction", "stop_sequence": None}
     rest: Json = {**stopped, **closing, "usage": usage, "ostinato": ostinato}
@@ -158,24 +159,24 @@ def compaction_answer(
         head = {"id": heading.id, "type": "message", "role": "assistant", "model": heading.model}
         return json_line({**head, "content": [told], **rest}).encode()
     last = {"delta": stopped, **closing, "usage": usage, "ostinato": ostinato}
-    begun = Messages(replace(heading, compacted=None)).opening() + _told_events(told)
+    begun = Messages(replace(heading, compacted=None)).opening() + _compaction_events(told)
     return (begun + _event("message_delta", json_line(last)[1:-1]) + _event("message_stop")).encode()
 
 
-def _told(block: CompactionBlock | None) -> Json:
-    """The block with which an answer begins; without content if no summary came about."""
+def _compaction_block(block: CompactionBlock | None) -> Json:
+    """The compaction block with which an answer begins; without content if there is no usable summary."""
     if block is None:
         return {"type": "compaction", "content": None}
     return {"type": "compaction", "content": block.content, "encrypted_content": block.token}
 
 
-def _told_events(told: Json) -> str:
-    """The events of a compaction block, which is told whole. A stream has no delta for a signature: it stands where the block begins, and
-    again as what the delta may hold.
+def _compaction_events(block: Json) -> str:
+    """The events of a compaction block, which is sent at once. Streams have no delta for its signature, which therefore stands in the
+    block's start, and again as `encrypted_content` in the delta.
     """
-    token = told.get("signature") or told.get("encrypted_content")
-    delta: Json = {"type": "compaction_delta", "content": told["content"], "encrypted_content": token}
-    begun = f'"index":0,"content_block":{json_line(told | {"content": None})}'
+    token = block.get("signature") or block.get("encrypted_content")
+    delta: Json = {"type": "compaction_delta", "content": block["content"], "encrypted_content": token}
+    begun = f'"index":0,"content_block":{json_line(block | {"content": None})}'
     return "".join(
         [
             _event("content_block_start", begun),
@@ -186,30 +187,30 @@ def _told_events(told: Json) -> str:
 
 
 def _event(type: str, fields: str = "") -> str:
-    """One event; `fields` is its JSON besides the type."""
+    """One event; `fields`: its JSON fields besides the type."""
     return f'event: {type}\ndata: {{"type":"{type}"{"," if fields else ""}{fields}}}\n\n'
 
 
 def _tool_use(call: ToolCall, input: str) -> str:
-    name = json.dumps(call.name)  # in ASCII, because a name that a model writes may hold an escaped lone surrogate
+    name = json.dumps(call.name)  # ASCII, since a name written by a model may hold an escaped lone surrogate
     return f'{{"type":"tool_use","id":{json_line(call.id)},"name":{name},"input":{one_line(input)}}}'
 
 
 def _input(call: ToolCall) -> str:
-    """A call's arguments as the model wrote them; {} if they are not a JSON object to a client, whose tool then reports what is missing."""
+    """Return a call's arguments as written; {} if they are not a valid JSON object, so that the tool reports what is missing."""
     try:
-        values = json.loads(call.arguments, parse_constant=_no_number)
+        values = json.loads(call.arguments, parse_constant=_reject_constant)
     except (ValueError, RecursionError):
         return "{}"
     return call.arguments if isinstance(values, dict) else "{}"
 
 
-def _no_number(name: str) -> None:
+def _reject_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-def _stopped(finish: Finish, stop: str) -> Json:
-    """Why an answer ended. A call comes before a stop string, because clients look for `tool_use`; any other cut reads as `max_tokens`."""
+def _stop_fields(finish: Finish, stop: str) -> Json:
+    """Why an answer ended. Clients look for `tool_use`, so a call takes precedence over a stop string; any other cut is `max_tokens`."""
     if finish is Finish.STOP and stop:
         return {"stop_reason": "stop_sequence", "stop_sequence": stop}
     return {"stop_reason": _REASONS.get(finish, "max_tokens"), "stop_sequence": None}
@@ -225,17 +226,17 @@ def _usage(counts: Counts) -> Json:
 
 
 def error_body(error: OstinatoError) -> Json:
-    """An error in Anthropic's shape."""
+    """Return an error in Anthropic's format."""
     other = "api_error" if error.status >= 500 else "invalid_request_error"
     message = str(error)
     if isinstance(error, ContextExceeded):
         message = f"prompt is too long: {error.prompt} tokens > {error.context - error.answer} maximum. {message}"
-    told: Json = {"type": _ERROR_TYPES.get(error.status, other), "message": message}
+    fields: Json = {"type": _ERROR_TYPES.get(error.status, other), "message": message}
     if error.code.startswith("compaction_"):
-        told["details"] = {"error_code": error.code}  # by which Anthropic's clients choose the exception
-    elif isinstance(error, BadRequest) and error.field == "thread":  # they go on without one, by these words
-        told["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-    return {"type": "error", "error": told}
+        fields["details"] = {"error_code": error.code}  # Anthropic's clients choose the exception by it
+    elif isinstance(error, BadRequest) and error.field == "thread":  # this makes clients continue without a thread
+        fields["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return {"type": "error", "error": fields}
 
 
 def _status(error: OstinatoError) -> int:

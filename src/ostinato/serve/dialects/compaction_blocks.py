@@ -1,6 +1,6 @@
-"""Compaction blocks: summaries that a client asks for, keeps, and sends back in place of the messages that they summarise.
+"""Compaction blocks: summaries that a client requests, keeps, and sends back in place of the messages that they summarise.
 
-A block is all that there is of a compaction: the gateway keeps no table of them. Its token names the turn that wrote the summary, and is
+The block is the only record of a compaction: the gateway keeps no table of them. Its token names the turn that wrote the summary, and is
 signed by the gateway (`serve.calls.compaction`).
 """
 
@@ -23,12 +23,12 @@ REQUEST = (
     "It will be gone, and only your summary will be left. Answer with the summary alone."
 )
 _OPENING, _CLOSING = "<summary>", "</summary>"
-_TOLD = "The conversation so far was replaced by this summary of it:"
+_INTRODUCTION = "The conversation so far was replaced by this summary of it:"
 _TAG = re.compile(r"<(?=\s*(?:/\s*)?summary\b)", re.IGNORECASE)
 
 
 class CompactionRefused(BadRequest):
-    """A compaction block or a request for one that cannot be used. `code` is one of Anthropic's, by which its clients tell the reason."""
+    """A compaction block, or a request for one, is invalid. `code` is one of Anthropic's, by which its clients recognise the reason."""
 
     def __init__(self, code: str, message: str, field: str | None) -> None:
         super().__init__(message, field=field)
@@ -36,27 +36,28 @@ class CompactionRefused(BadRequest):
 
 
 class CompactionUnavailable(Overloaded):
-    """No summary came about; the same request may succeed later."""
+    """No usable summary was sampled; the same request may succeed later."""
 
     code = "compaction_unavailable"
 
 
 def signature_invalid(field: str | None) -> CompactionRefused:
-    """The error for a block that this server has not signed for this caller. It never repeats the content."""
+    """Return the error for a block that this server did not sign for this caller. It never repeats the content."""
     message = "The compaction block was not signed by this server for you and this model; send it back as it was returned, or leave it out."
     return CompactionRefused("signature_invalid", message, field)
 
 
 def misplaced(field: str) -> CompactionRefused:
-    """The error for a block that does not stand first."""
+    """Return the error for a block that is not the first."""
     message = f"{field}: a compaction block must be the first block of the first message, and in no system message; move it there."
     return CompactionRefused("block_misplaced", message, field)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InCallCompaction:
-    """A client's wish that a call which reaches `trigger` tokens of prompt begins with a summary of it; None: the operator's share of the
-    context. `instructions` replace the request for the summary; `pause`: the summary is all of the answer. `field` names the trigger.
+    """A client's wish that a call begins with a summary of its prompt once that has `trigger` tokens (None: the operator's share of the
+    context). `instructions` replace the default request for a summary. `pause`: the summary is the whole answer. `field`: names the
+    trigger.
     """
 
     field: str
@@ -67,8 +68,8 @@ class InCallCompaction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockMessage(Message):
-    """The place of a compaction block among messages; its text is what the model is shown. `alone`: it was asked for by itself, so its
-    client put it in the place of all that was before it.
+    """A compaction block among messages. Its text is what the model sees. `alone`: the block was requested by itself, so its client has
+    replaced everything before it.
     """
 
     block: CompactionBlock
@@ -77,20 +78,20 @@ class BlockMessage(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriggerMessage(Message):
-    """The place of an item that asks for a summary of everything before it."""
+    """An item that requests a summary of everything before it."""
 
 
 def block_message(block: CompactionBlock, *, alone: bool = False) -> BlockMessage:
-    """What a model is shown of a block: a user's message with the summary between fixed lines, which the summary cannot contain."""
+    """Return a block as a user's message: the summary between fixed tags, which are escaped within it."""
     shown = _TAG.sub("&lt;", block.content)
-    text = f"{_TOLD}\n{_OPENING}\n{shown}\n{_CLOSING}"
+    text = f"{_INTRODUCTION}\n{_OPENING}\n{shown}\n{_CLOSING}"
     return BlockMessage(role=Role.USER, text=text, block=block, alone=alone)
 
 
-def replaced(parts: Sequence[Message]) -> tuple[list[Message], CompactionBlock | None]:
-    """The messages from the last block on, and the block. System messages before it stay.
+def from_last_block(parts: Sequence[Message]) -> tuple[list[Message], CompactionBlock | None]:
+    """Return the messages from the last block on, with the system messages before it, and the block.
 
-    Example: ``replaced([user, answer, block_message(block), more]) == ([block_message(block) as a plain message, more], block)``
+    Example: ``from_last_block([user, answer, block_message(block), more]) == ([block_message(block) as a plain message, more], block)``
     """
     places = [i for i, part in enumerate(parts) if isinstance(part, BlockMessage)]
     if not places:
@@ -101,8 +102,8 @@ def replaced(parts: Sequence[Message]) -> tuple[list[Message], CompactionBlock |
     return [*system, Message(role=found.role, text=found.text), *parts[places[-1] + 1 :]], found.block
 
 
-def summarised(conversation: Conversation, instructions: str | None, field: str) -> Conversation:
-    """The conversation that asks for its own summary: its prompt begins with the same tokens, tools included, and no call may be made.
+def with_summary_request(conversation: Conversation, instructions: str | None, field: str) -> Conversation:
+    """Append a request for a summary. The prompt keeps the conversation's tokens, tools included, as its prefix; calls are forbidden.
 
     Raises CompactionRefused if there is nothing to summarise, or the last turn is not finished.
     """
@@ -130,13 +131,13 @@ def summarised(conversation: Conversation, instructions: str | None, field: str)
 
 
 def begun_with(conversation: Conversation, block: CompactionBlock) -> Conversation:
-    """The conversation as its client will send it after an answer that began with this block: system messages, then the summary."""
-    parts, _ = replaced([*conversation.messages, block_message(block)])
+    """Return the conversation as its client will send it after an answer that began with this block: system messages, then the summary."""
+    parts, _ = from_last_block([*conversation.messages, block_message(block)])
     return replace(conversation, messages=tuple(joined(parts)), block=block)
 
 
 def check_alone(others: Mapping[str, Any]) -> None:
-    """Raise BadRequest for the first of these fields of a request for a summary that is set."""
+    """Raise BadRequest if one of these fields is set, since they cannot be combined with a request for a summary."""
     for name, given in others.items():
         if given:
             raise BadRequest(
@@ -147,12 +148,12 @@ def check_alone(others: Mapping[str, Any]) -> None:
 # ---------------------------------------------------------------- tokens
 
 
-_MOST = 20_000_000  # characters of a token that are looked at
+_MAX_TOKEN_CHARS = 20_000_000  # characters; longer tokens are rejected unread
 _FIELDS = {"turn", "episode", "number", "place", "content"}
 
 
 def packed_token(fields: Mapping[str, Any], mac: bytes) -> str:
-    """A block's token: its fields and their signature."""
+    """Return a block's token: its fields and their signature."""
     payload = json.dumps(fields, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode(
         "utf-8", "surrogatepass"
     )
@@ -160,9 +161,9 @@ def packed_token(fields: Mapping[str, Any], mac: bytes) -> str:
 
 
 def unpacked_token(token: str, field: str | None) -> tuple[dict[str, Any], bytes]:
-    """The inverse of `packed_token`; nothing of it is verified. Raises CompactionRefused."""
+    """Return the fields and the signature in a token, unverified. Raises CompactionRefused."""
     try:
-        payload, mac = token.split(".") if len(token) < _MOST else ("", "")
+        payload, mac = token.split(".") if len(token) < _MAX_TOKEN_CHARS else ("", "")
         fields = json.loads(_decoded(payload))
         if not isinstance(fields, dict) or {*fields} - {"text"} != _FIELDS:
             raise ValueError("other fields than a block's")

@@ -1,7 +1,7 @@
-"""Context editing: what a request's `context_management` asks for, and the rules that clear old tool results and thinking of a prompt.
+"""Context editing: the request field `context_management`, and the rules that clear old tool results and thinking from a prompt.
 
-Nothing is kept between calls: the client sends its whole history each time, and the same rules clear the same places of it. What is
-cleared is another prompt than the one that was sampled from, so that the tokens from there on are computed again.
+Nothing is kept between calls: the client sends its whole history each time, and the same rules clear the same parts of it. The cleared
+prompt differs from the one that was sampled from, so its tokens from the first cleared part on are computed anew.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ostinato.serve.dialects.field_rules import Fields
 COMPACT, CLEAR_TOOL_USES, CLEAR_THINKING = "compact_20260112", "clear_tool_uses_20250919", "clear_thinking_20251015"
 CLEARED = "[This tool result was cleared to save context.]"
 _TRIGGER, _KEPT_USES, _KEPT_TURNS = 100_000, 3, 1  # Anthropic's defaults
-_PER_CHAR = 4  # most tokens that a character takes
+_PER_CHAR = 4  # most tokens per character
 
 Count = Callable[[Conversation], int]
-"""The tokens of a conversation's prompt."""
+"""Returns the length of a conversation's prompt in tokens."""
 
 
 class Measure(Fields):
@@ -39,7 +39,9 @@ class Measure(Fields):
         return self
 
 
-_MEASURES: Mapping[str, Mapping[str, tuple[str, ...]]] = {  # of each edit's fields: the types of their measures
+_MEASURES: Mapping[
+    str, Mapping[str, tuple[str, ...]]
+] = {  # the fields of each edit, and the types of measures that they take
     COMPACT: {"trigger": ("input_tokens",), "instructions": (), "pause_after_compaction": ()},
     CLEAR_THINKING: {"keep": ("thinking_turns", "all")},
     CLEAR_TOOL_USES: {
@@ -53,7 +55,7 @@ _MEASURES: Mapping[str, Mapping[str, tuple[str, ...]]] = {  # of each edit's fie
 
 
 class ContextEdit(Fields):
-    """A way to shorten the prompt."""
+    """One way to shorten the prompt."""
 
     type: Literal["clear_thinking_20251015", "clear_tool_uses_20250919", "compact_20260112"]
     trigger: Measure | None = None
@@ -77,7 +79,7 @@ class ContextEdit(Fields):
 
 
 class ContextManagement(Fields):
-    """How a long prompt may be shortened: thinking is cleared first, then tool results, and what is left is summarised."""
+    """How a long prompt may be shortened: thinking is cleared first, then tool results, and the rest is summarised."""
 
     edits: list[ContextEdit] = Field(default_factory=list[ContextEdit], max_length=16)
 
@@ -89,12 +91,12 @@ class ContextManagement(Fields):
         return self
 
     def edit(self, type: str) -> ContextEdit | None:
-        """The edit of this type, if there is one."""
+        """Return the edit of this type, if there is one."""
         return next((edit for edit in self.edits if edit.type == type), None)
 
     @property
     def compaction(self) -> InCallCompaction | None:
-        """The wish that a long prompt be summarised."""
+        """The wish to have a long prompt summarised."""
         for place, edit in enumerate(self.edits):
             if edit.type == COMPACT:
                 return InCallCompaction(
@@ -112,28 +114,28 @@ class ContextManagement(Fields):
 def cleared(
     conversation: Conversation, wanted: ContextManagement, count: Count, most: int
 ) -> tuple[Conversation, list[Json]]:
-    """The conversation without what its client wants cleared, and what that was, as Anthropic's `applied_edits`.
+    """Apply the edits; return the shortened conversation and Anthropic's `applied_edits`.
 
     Args:
         conversation: the messages as the client sent them.
         wanted: the edits.
-        count: counts the tokens of a prompt; it is not called for a conversation that is too short to be cleared.
-        most: the tokens at which a trigger works that is larger, or that the client does not name.
+        count: counts the tokens of a prompt; not called for conversations too short to be edited.
+        most: the largest effective trigger in tokens; larger ones, and the default, are lowered to it.
     """
     applied = list[Json]()
     for type, clear in ((CLEAR_THINKING, _clear_thinking), (CLEAR_TOOL_USES, _clear_tool_uses)):
         edit = wanted.edit(type)
-        found = None if edit is None else clear(conversation, edit, count, most)
-        if found is not None:
-            conversation, told = found
-            applied.append({"type": type} | told)
+        result = None if edit is None else clear(conversation, edit, count, most)
+        if result is not None:
+            conversation, counts = result
+            applied.append({"type": type} | counts)
     return conversation, applied
 
 
 def _clear_thinking(
     conversation: Conversation, edit: ContextEdit, count: Count, most: int
 ) -> tuple[Conversation, Json] | None:
-    """Take out the thinking of all but the last turns that have any. A turn is all that follows a user's message."""
+    """Clear the thinking of all but the last turns that have any. A turn begins with a user's message."""
     keep = edit.keep or Measure(type="thinking_turns", value=_KEPT_TURNS)
     if keep == "all" or keep.value is None:
         return None
@@ -150,13 +152,13 @@ def _clear_thinking(
         for turn, message in zip(turns, conversation.messages, strict=True)
     ]
     shorter = replace(conversation, messages=tuple(messages))
-    told: Json = {"cleared_thinking_turns": len(gone), "cleared_input_tokens": _less(conversation, shorter, count)}
+    told: Json = {"cleared_thinking_turns": len(gone), "cleared_input_tokens": _saved(conversation, shorter, count)}
     return shorter, told
 
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """A tool use that has a result: the places of both messages."""
+    """A tool use with a result: the indices of both messages."""
 
     call: str
     name: str
@@ -167,7 +169,7 @@ class _Use:
 def _clear_tool_uses(
     conversation: Conversation, edit: ContextEdit, count: Count, most: int
 ) -> tuple[Conversation, Json] | None:
-    """Replace the results of all but the last tool uses, and their inputs if that is wanted, once there are as many as the trigger says."""
+    """Clear the results of all but the last tool uses, and their inputs if requested, once the trigger is reached."""
     uses = _uses(conversation.messages)
     trigger = edit.trigger or Measure(type="input_tokens", value=_TRIGGER)
     keep = _KEPT_USES if edit.keep is None or edit.keep == "all" else edit.keep.value or 0
@@ -182,14 +184,14 @@ def _clear_tool_uses(
             calls = [replace(call, arguments="{}") if call.id == use.call else call for call in asked.calls]
             messages[use.asked] = replace(asked, calls=tuple(calls))
     shorter = replace(conversation, messages=tuple(messages))
-    less = _less(conversation, shorter, count)
+    less = _saved(conversation, shorter, count)
     if less < max(1, 0 if edit.clear_at_least is None else edit.clear_at_least.value or 0):
         return None
     return shorter, {"cleared_tool_uses": len(old), "cleared_input_tokens": less}
 
 
 def _uses(messages: Sequence[Message]) -> list[_Use]:
-    """The tool uses that have a result, oldest first."""
+    """Return the tool uses that have a result, oldest first."""
     asked = {call.id: (place, call.name) for place, message in enumerate(messages) for call in message.calls}
     return [
         _Use(message.answers, asked[message.answers][1], asked[message.answers][0], place)
@@ -207,5 +209,5 @@ def _reached(conversation: Conversation, trigger: Measure, uses: int, count: Cou
     return longest > least and count(conversation) > least
 
 
-def _less(conversation: Conversation, shorter: Conversation, count: Count) -> int:
+def _saved(conversation: Conversation, shorter: Conversation, count: Count) -> int:
     return max(0, count(conversation) - count(shorter))

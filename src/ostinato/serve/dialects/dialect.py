@@ -1,8 +1,8 @@
-"""The interface of every dialect: a typed request, and a writer that shapes its answer. The rest of `serve/` knows dialects only by it.
+"""The interface of every dialect: a typed request, and a writer that formats its answer. The rest of `serve/` uses dialects only through
+it.
 
-Also what all dialects share: the form that an answer must have, and the table of their fields.
-
-Parts of a request that the model does not get although the request is taken, each told to the caller in a response header.
+It also holds what all dialects share: omissions (parts of a request that the model does not get, reported in a response header), the
+constraint on an answer's format, and the validation of fields.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _MEDIA = {
     "video_url": "video",
     "input_video": "video",
 }
-"""What the parts of these types are, in all dialects."""
+"""The medium of a content part, by its type in any dialect."""
 
 MEDIA_TYPES = frozenset(_MEDIA)
 
 
 class Omissions:
-    """Collects what is left out of one request, as words of the header `X-Ostinato-Omitted`, each once.
+    """Collects what is omitted from one request, as words for the header `X-Ostinato-Omitted`, each once.
 
     Example: ``omissions.media("image_url") == "[image omitted: this model reads text only]"``
     """
@@ -58,15 +58,15 @@ class Omissions:
 
     @property
     def words(self) -> Sequence[str]:
-        """What was left out, in the order in which it was met."""
+        """The omissions in the order in which they were added."""
         return [*self._words]
 
     def add(self, word: str) -> None:
-        """Note an omission: a word of ASCII letters, digits and hyphens."""
+        """Record an omission: a word of ASCII letters, digits and hyphens."""
         self._words[word] = None
 
     def media(self, type: str) -> str:
-        """Note a part that is no text, of one of `MEDIA_TYPES`; returns the text that the model gets in its place."""
+        """Record a non-text part, whose type is one of `MEDIA_TYPES`; return the placeholder text that the model gets instead."""
         kind = _MEDIA[type]
         self.add(kind)
         return f"[{kind} omitted: this model reads text only]"
@@ -78,17 +78,17 @@ class Omissions:
 Json = dict[str, Any]
 
 
-def told_finish(finish: Finish) -> Finish:
-    """The finish to report in a dialect. No dialect has a word for a deadline, so such a cut is reported as `LENGTH`, which all have."""
+def reported_finish(finish: Finish) -> Finish:
+    """Return the finish reason to report. No dialect has a word for a deadline, so `DEADLINE` is reported as `LENGTH`, which all have."""
     return Finish.LENGTH if finish.cut else finish
 
 
 class Request(Protocol):
-    """A model call as a client requested it, validated."""
+    """A validated model call, as the client requested it."""
 
     @property
     def model(self) -> str:
-        """The model's name as the client gave it."""
+        """The model's name as the client sent it."""
         ...
 
     @property
@@ -98,46 +98,46 @@ class Request(Protocol):
 
     @property
     def n(self) -> int | None:
-        """How many answers; None means one."""
+        """The number of answers; None means one."""
         ...
 
     @property
     def budget(self) -> int | None:
-        """The most tokens that the client wants."""
+        """The client's token limit for the answer."""
         ...
 
     @property
     def stream(self) -> bool | None:
-        """True if the answer is to be streamed as events."""
+        """True if the answer is to be streamed as server-sent events."""
         ...
 
     @property
     def store(self) -> bool | None:
-        """False if the client wants nothing of the call to be kept (`privacy.store_false`)."""
+        """False if the client wants nothing of the call to be stored (`privacy.store_false`)."""
         ...
 
     @property
     def wants_usage(self) -> bool:
-        """True if a stream ends with the token counts."""
+        """True if a stream must end with the token counts."""
         ...
 
     @property
     def wants_logprobs(self) -> bool:
-        """True if each token's log-probability is to be returned."""
+        """True if each token's log-probability must be returned."""
         ...
 
     @property
     def tops(self) -> int:
-        """How many of the likeliest tokens to return at each sampled token's place."""
+        """The number of top log-probabilities to return at each sampled position."""
         ...
 
     @property
     def omitted(self) -> Sequence[str]:
-        """What the model does not get of the request although it is taken, as words of a header."""
+        """The parts of the request that are omitted from the prompt, as words of a header."""
         ...
 
     def sampling(self, max_tokens: int) -> Sampling:
-        """The sampling parameters, with this token budget."""
+        """Return the sampling parameters with this token limit."""
         ...
 
 
@@ -160,7 +160,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compacted:
-    """The summary that a call began with, and its tokens; both are None if none could be used and the prompt stayed as it was."""
+    """The compaction summary with which a call began, and its token counts; both None if no summary was usable (prompt unchanged)."""
 
     block: CompactionBlock | None
     counts: Counts | None
@@ -168,10 +168,11 @@ class Compacted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heading:
-    """Everything known about an answer before its first token. `created` is in Unix seconds; `choices` is the number of answers.
+    """What is known about an answer before its first token. `created` is in Unix seconds; `choices` is the number of answers.
 
-    `count_usage`: a stream ends with the token counts, in dialects that leave this to the client. `compacted`: what the call began with,
-    if its client wished so and the prompt was long; `edits`: what was cleared of the prompt, as the dialect tells it.
+    `count_usage`: a stream must end with the token counts, in dialects that leave this to the client. `compacted`: the summary that the
+    call began with, if its client asked for compaction and the prompt was long. `edits`: the context edits that were applied, in the
+    dialect's form.
     """
 
     id: str
@@ -186,7 +187,7 @@ class Heading:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Sampled tokens in order, with their log-probabilities; `tops` has the same length if it was requested, else it is empty."""
+    """Sampled tokens in order, with their log-probabilities. `tops`: the top log-probabilities per token if requested, else empty."""
 
     ids: Sequence[int]
     logprobs: Sequence[float]
@@ -195,7 +196,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whole:
-    """One complete answer with all its tokens. `stop` is the stop string that ended it, "" if none did."""
+    """One complete answer with all its tokens. `stop` is the stop string that ended it, or ""."""
 
     message: Message
     tokens: Tokens
@@ -204,48 +205,48 @@ class Whole:
 
 
 class Writer(ABC):
-    """Shapes the answer to one request: call `body`, or `opening`, then `delta` and `ending` for every choice. Use it once.
+    """Formats the answer to one request. Call `body`; or for a stream `opening`, then `delta` and `ending` for every choice. Use it once.
 
-    The streaming methods return whole server-sent events, possibly none.
+    The streaming methods return complete server-sent events, possibly none.
     """
 
     @abstractmethod
     def body(self, answers: Sequence[Whole], counts: Counts, ostinato: Json) -> bytes:
-        """The whole answer at once, as JSON. `ostinato` holds Ostinato's own fields, which are added under that name."""
+        """Return the whole answer as JSON. `ostinato` holds Ostinato's own fields, which are added under that name."""
 
     def heartbeat(self) -> str:
-        """What keeps a silent stream alive, at any place between events: a comment, unless the dialect has an event for it."""
+        """Return a keep-alive for a silent stream, valid between any two events: a comment, unless the dialect has an event for it."""
         return ": waiting\n\n"
 
     @abstractmethod
     def opening(self) -> str:
-        """The events that begin a stream."""
+        """Return the events that begin a stream."""
 
     @abstractmethod
     def delta(self, index: int, pieces: Sequence[Piece], tokens: Tokens) -> str:
-        """The events for new tokens of a choice and the pieces of its answer that they complete, possibly none."""
+        """Return the events for new tokens of a choice and the pieces of the answer that they complete; "" if there are none."""
 
     @abstractmethod
     def ending(self, index: int, finish: Finish, stop: str, closing: tuple[Counts, Json] | None) -> str:
-        """The end of a choice; `stop` is the stop string that ended it, "" if none did. The last one comes with `closing`, the counts and
-        Ostinato's fields, and ends the stream.
+        """Return the events that end a choice. `stop` is the stop string that ended it, or "". The last choice's `closing` holds the token
+        counts and Ostinato's fields, and ends the stream.
         """
 
     @abstractmethod
     def failure(self, error: OstinatoError) -> str:
-        """The last events of a stream that cannot be completed, whatever was sent of it before."""
+        """Return the final events of a stream that fails, whatever was sent before."""
 
 
 class ContextExceeded(BadRequest):
-    """A prompt leaves no room in the model's context for the answer. Each dialect says so in its protocol's words, by which agents
+    """A prompt leaves no room in the model's context for the answer. Each dialect reports it in its protocol's own words, by which agents
     recognise that they must shorten the conversation.
 
     Args:
-        prompt: the prompt's tokens.
-        answer: the tokens that the answer needs at least; 0 for a prompt that is too long in itself.
+        prompt: tokens of the prompt.
+        answer: the fewest tokens that the answer needs; 0 if the prompt alone is too long.
         context: the most tokens of prompt and answer together.
         field: the request's field that holds the prompt.
-        chars: the prompt's characters, if it is too long to be tokenised: `prompt` is then an estimate from below.
+        chars: characters of the prompt if it is too long to be tokenised; `prompt` is then a lower bound.
     """
 
     code = "context_length_exceeded"
@@ -266,13 +267,13 @@ class ContextExceeded(BadRequest):
 
 
 def status_of(error: OstinatoError) -> int:
-    """The HTTP status of an error, where its dialect has no other."""
+    """Return the HTTP status of an error, unless its dialect defines another."""
     return error.status
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorShape:
-    """How a dialect reports an error that is all of an answer: as a body with an HTTP status.
+    """How a dialect reports an error before any answer was sent: a body with an HTTP status.
 
     Example: ``ErrorShape(body=error_body)``
     """
@@ -281,7 +282,7 @@ class ErrorShape:
     status: Callable[[OstinatoError], int] = status_of
 
 
-# ---------------------------------------------------------------- the form that an answer must have
+# ---------------------------------------------------------------- constraints on the answer's format
 
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
@@ -289,7 +290,7 @@ AUTO, NONE, REQUIRED = "auto", "none", "required"
 _STRICT = "strict-tools"
 
 
-def demanded(
+def build_demand(
     tools: Sequence[Tool],
     *,
     choice: str,
@@ -298,15 +299,15 @@ def demanded(
     schema: Mapping[str, Any] | None,
     omissions: Omissions,
 ) -> Demand | None:
-    """The constraint on the answer; None if it is free.
+    """Return the constraint on the answer's format; None if it is unconstrained.
 
     Args:
-        tools: the offered tools.
-        choice: one of `AUTO`, `NONE` and `REQUIRED`.
-        named: the single tool that must be called, if any.
-        several: whether more than one call may be made.
-        schema: JSON schema of the answer's text, if it is not a call.
-        omissions: is told if tools are strict although the answer may be free text, where nothing is enforced.
+        tools: the tools offered.
+        choice: `AUTO`, `NONE` or `REQUIRED`.
+        named: the one tool that must be called, if any.
+        several: whether parallel calls are allowed.
+        schema: JSON schema of the answer's text when it is not a call.
+        omissions: gets an entry if tools are strict but the answer may be free text, where strictness is not enforced.
 
     Raises:
         BadRequest: a call is required of a tool that is not offered.
@@ -331,28 +332,28 @@ def demanded(
     return None
 
 
-# ---------------------------------------------------------------- the table of fields
+# ---------------------------------------------------------------- validation of fields
 
 
 MAX_MESSAGES, MAX_TOOLS = 4096, 1024
 MAX_STOPS = 16
 _JOINERS = "\u200c\u200d"
-# pydantic puts the name of a union's branch into a path, where it is not a field of the body
+# pydantic puts the type of a union's branch into an error's path, although it is no field of the body
 _BRANCHES = ("str", "int", "float", "bool")
-SHOWN = 10  # fields that one error names; further ones are counted, not put into words
-_LONGEST = 200  # characters of a field's path that are shown
+MAX_REPORTED_FIELDS = 10  # fields that one error names; further ones are only counted
+_MAX_PATH_CHARS = 200  # characters of a field's path in an error
 _Body = TypeVar("_Body", bound=BaseModel)
 
 
 def printable(text: str) -> str:
-    """Check a name that is shown to people: no character may move a terminal's cursor or end a line. Raises ValueError."""
-    if not text.isprintable() and not all(map(_stays, text)):
+    """Return a name for display unchanged. Raises ValueError for characters that could move a terminal's cursor or end a line."""
+    if not text.isprintable() and not all(map(_is_allowed, text)):
         raise ValueError("contains a character that is not printable")
     return text
 
 
-def _stays(character: str) -> bool:
-    """True if printable, or a joiner (Persian, emoji) or space (Japanese): names contain these, but Python calls them unprintable."""
+def _is_allowed(character: str) -> bool:
+    """True for printable characters, and for joiners (Persian, emoji) and spaces (Japanese), which Python calls unprintable."""
     return character.isprintable() or character in _JOINERS or category(character) == "Zs"
 
 
@@ -360,26 +361,26 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 User = Annotated[str, StringConstraints(max_length=512), AfterValidator(printable)]  # some clients send "" for no user
 
 
-_OF_CHAT = "is not supported in this dialect: chat completions have it"
-_OfChat0 = Annotated[Any, Only(0, why=_OF_CHAT)]
+_CHAT_ONLY = "is not supported in this dialect: chat completions have it"
+_ChatOnlyZero = Annotated[Any, Only(0, why=_CHAT_ONLY)]
 
 
 class OneAnswer(Extensions):
-    """Base of the requests in dialects that return a single answer, no log-probabilities, and always the token counts."""
+    """Base of the requests in dialects that return one answer, no log-probabilities, and always the token counts."""
 
     temperature: float | None = Field(default=None, ge=0.0, le=2.0)
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
     stream: bool | None = None
-    presence_penalty: _OfChat0 = None
-    frequency_penalty: _OfChat0 = None
-    logit_bias: Annotated[Any, Only({}, why=_OF_CHAT)] = None
-    logprobs: Annotated[Any, Only(False, why=_OF_CHAT)] = None
-    seed: Annotated[Any, Only(why=_OF_CHAT)] = None
-    n_: Annotated[Any, Only(1, why=_OF_CHAT), Field(alias="n")] = None
+    presence_penalty: _ChatOnlyZero = None
+    frequency_penalty: _ChatOnlyZero = None
+    logit_bias: Annotated[Any, Only({}, why=_CHAT_ONLY)] = None
+    logprobs: Annotated[Any, Only(False, why=_CHAT_ONLY)] = None
+    seed: Annotated[Any, Only(why=_CHAT_ONLY)] = None
+    n_: Annotated[Any, Only(1, why=_CHAT_ONLY), Field(alias="n")] = None
 
     @property
     def n(self) -> int | None:
-        """How many answers: None, which means one."""
+        """None: always one answer."""
         return None
 
     @property
@@ -394,21 +395,21 @@ class OneAnswer(Extensions):
 
     @property
     def tops(self) -> int:
-        """0: no likeliest tokens are returned."""
+        """0: no top log-probabilities are returned."""
         return 0
 
     @property
     def stops(self) -> Sequence[str]:
-        """The texts that end the answer."""
+        """The stop strings."""
         return ()
 
     def sampling(self, max_tokens: int) -> Sampling:
-        """The sampling parameters, with this token budget."""
+        """Return the sampling parameters with this token limit."""
         return sampling_of(max_tokens, self.temperature, self.top_p, self.stops)
 
 
 def sampling_of(max_tokens: int, temperature: float | None, top_p: float | None, stops: Sequence[str]) -> Sampling:
-    """The sampling parameters that all dialects have; None is the dialects' default, 1."""
+    """Return the sampling parameters that all dialects share; None stands for the default, 1."""
     return Sampling(
         max_tokens=max_tokens,
         temperature=1.0 if temperature is None else float(temperature),
@@ -424,40 +425,40 @@ def check_stops(stops: Sequence[str]) -> None:
 
 
 def validate(model: type[_Body], body: Any, where: str = "") -> _Body:
-    """Check a JSON object against a pydantic model. Raises BadRequest naming every bad field, the first as its `field`."""
+    """Validate a JSON object with a pydantic model. Raises BadRequest, which names every bad field; the first is its `field`."""
     if not isinstance(body, dict):
-        raise BadRequest(f"{where or 'The body'} must be a JSON object, not {kind(body)}.", field=where or None)
+        raise BadRequest(f"{where or 'The body'} must be a JSON object, not {json_type(body)}.", field=where or None)
     if wide := too_wide(body):
         field = ".".join(filter(None, (where, wide[0])))
         raise BadRequest(f"{where or 'The body'} {wide[1]}.", field=field or None)
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        found, fields = dict[str, str](), [field.alias or name for name, field in model.model_fields.items()]
+        problems, fields = dict[str, str](), [field.alias or name for name, field in model.model_fields.items()]
         for each in error.errors(include_url=False, include_context=False, include_input=False):
             field = _path(each["loc"], where)
-            if field not in found:  # the first of a union's reasons
-                found[field] = _wrong(each, field, fields) if len(found) < SHOWN else ""
-        raise refusal(found) from None
+            if field not in problems:  # of a union's errors the first
+                problems[field] = _describe_error(each, field, fields) if len(problems) < MAX_REPORTED_FIELDS else ""
+        raise refusal(problems) from None
 
 
 def refusal(wrong: Mapping[str, str], rest: str = "") -> BadRequest:
-    """One error for several fields. `wrong`: field -> a sentence about it without a full stop; those after the first `SHOWN` are only
-    counted. `rest` comes last: what was not looked at.
+    """Return one error for several fields. `wrong`: field -> its problem, without a full stop; after `MAX_REPORTED_FIELDS` they are only
+    counted. `rest` is appended: what was not checked.
     """
-    parts = list(wrong.values())[:SHOWN]
+    parts = list(wrong.values())[:MAX_REPORTED_FIELDS]
     if len(wrong) > len(parts):
         parts.append(f"and {len(wrong) - len(parts)} more")
     if rest:
         parts.append(rest)
-    return BadRequest(f"{'; '.join(parts)}.", field=next(iter(wrong))[:_LONGEST])
+    return BadRequest(f"{'; '.join(parts)}.", field=next(iter(wrong))[:_MAX_PATH_CHARS])
 
 
-def _wrong(error: ErrorDetails, field: str, valid: Sequence[str]) -> str:
-    """What a pydantic error says, as a sentence."""
-    field = field[:_LONGEST]
+def _describe_error(error: ErrorDetails, field: str, valid: Sequence[str]) -> str:
+    """A pydantic error as a sentence without a full stop."""
+    field = field[:_MAX_PATH_CHARS]
     if error["type"] == "extra_forbidden":
-        return str(unknown(str(error["loc"][-1]), field, valid)).removesuffix(".")
+        return str(_unknown_field(str(error["loc"][-1]), field, valid)).removesuffix(".")
     if error["type"] == "missing":
         return f"{field} is missing"
     if error["type"] == "value_error":  # one of our own checks
@@ -465,11 +466,11 @@ def _wrong(error: ErrorDetails, field: str, valid: Sequence[str]) -> str:
     return f"{field}: {error['msg']}"
 
 
-def unknown(name: str, field: str, valid: Sequence[str]) -> BadRequest:
-    """The error for an unknown field, which names the nearest valid one."""
+def _unknown_field(name: str, field: str, valid: Sequence[str]) -> BadRequest:
+    """Return the error for an unknown field; it names the closest valid field."""
     name = name[:100]
     near = difflib.get_close_matches(name, valid, n=1, cutoff=0.0)
-    return BadRequest(f"Unknown field {name!r}; the nearest valid one is {near[0]!r}.", field=field[:_LONGEST])
+    return BadRequest(f"Unknown field {name!r}; the nearest valid one is {near[0]!r}.", field=field[:_MAX_PATH_CHARS])
 
 
 def _path(loc: Sequence[int | str], where: str) -> str:
@@ -482,8 +483,8 @@ def _path(loc: Sequence[int | str], where: str) -> str:
     return path or "body"
 
 
-def kind(value: Any) -> str:
-    """The type of a JSON value, in words."""
+def json_type(value: Any) -> str:
+    """The JSON type of a value, with its article."""
     names = {
         dict: "an object", list: "a list", str: "a string", int: "a number", float: "a number", bool: "a boolean",
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Fields that other servers added to the protocols. Clients send them in every dialect, mostly with values that change nothing."""
+"""Fields that other servers added to the APIs. Clients send them in every dialect, mostly with values that change nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Decided = Annotated[Any, Ignored("the model decides by itself how long to think
 
 
 class Extensions(Fields):
-    """The extensions that are known, the same for every request that samples."""
+    """The known extension fields, common to all requests that sample."""
 
     top_k: Annotated[Any, Only(-1, 0, why=_DRAWN)] = None
     min_p: Annotated[Any, Only(0, why=_DRAWN)] = None

@@ -1,7 +1,7 @@
-"""What a dialect does with each field of a request: it is used, ignored because it can change nothing, or refused by name.
+"""The rules for request fields: each is used, ignored because it changes nothing, or refused by name.
 
-The pydantic models of the requests are the tables: a field marked `Ignored` is taken and never read, one marked `Only` may hold values
-that change nothing, and any other is used. A null means that the field was not sent, whether or not the field is known.
+The pydantic models of the requests declare the rules: a field marked `Ignored` is accepted and never read, one marked `Only` accepts just
+the values that change nothing, and any other is used. Null means that the field was not sent, whether or not the field is known.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UNSUPPORTED = "is not supported by this server"
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """Marks a field that is taken with any value and never read, because it cannot change what the caller gets; `why` says why.
+    """Marks a field that is accepted with any value and never read, because it cannot change the result; `why` gives the reason.
 
     Example: ``store: Annotated[Any, Ignored("nothing is kept for the caller")] = None``
     """
@@ -34,8 +34,8 @@ Hidden = Annotated[Any, Ignored("saves context by hiding a tool at first; here i
 
 
 class Only:
-    """Marks a field that may hold only these values, which change nothing, or null. Any other value is refused; `why` continues
-    "top_k ...", and the remedy is to leave the field out.
+    """Marks a field that accepts only null and these values, which change nothing. Any other is refused with an error that begins with the
+    field's name, continues with `why`, and ends with the remedy: to leave the field out.
 
     Example: ``top_k: Annotated[Any, Only(-1, 0, why="is not supported: tokens are drawn by temperature and top_p")] = None``
     """
@@ -46,7 +46,7 @@ class Only:
         self.values, self.why = values, why
 
     def check(self, value: Any) -> Any:
-        """The value. Raises ValueError for one that would change the answer."""
+        """Return the value. Raises ValueError for a value that would change the answer."""
         if value is not None and not any(_same(value, neutral) for neutral in self.values):
             raise ValueError(f"{self.why}; leave it out")
         return value
@@ -56,9 +56,9 @@ class Only:
 
 
 class Fields(BaseModel):
-    """Base of all objects of a request whose fields are known. Null fields are dropped, unless the field is required.
+    """Base of all objects in a request whose fields are declared. Null fields are dropped, unless the field is required.
 
-    Lists and objects of more than `MAX_ITEMS` are refused before each of their items can be found wrong, except for lists of token ids.
+    Lists and objects with more than `MAX_ITEMS` entries are refused before their entries are validated, except lists of token ids.
     """
 
     model_config = STRICT
@@ -77,7 +77,7 @@ class Fields(BaseModel):
 
 
 def too_wide(body: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The first field whose list or object is too long to be looked at item by item ("" for the body itself), and a sentence about it."""
+    """Return the first field whose list or object is too long ("" for the body itself), and the error; None if there is none."""
     if len(body) > MAX_ITEMS:
         return "", f"has {len(body)} fields; at most {MAX_ITEMS} are taken"
     for name, value in body.items():
@@ -87,7 +87,7 @@ def too_wide(body: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def _are_ids(value: list[Any] | dict[str, Any]) -> bool:
-    """True for a list of whole numbers and nothing else."""
+    """True for a list of integers only."""
     return isinstance(value, list) and set(map(type, value)) == {int}
 
 
@@ -97,5 +97,5 @@ def _required(model: type[BaseModel]) -> frozenset[str]:
 
 
 def _same(value: Any, neutral: Any) -> bool:
-    """Equal, where true is not 1."""
+    """Equality that tells true from 1."""
     return value is neutral or (value == neutral and isinstance(value, bool) == isinstance(neutral, bool))

@@ -1,4 +1,4 @@
-"""Reads a conversation's items (messages, calls, results), each once: agents send the whole history with every request."""
+"""Parses a conversation's items (messages, calls, results) through a cache: agents send the whole history with every request."""
 
 from __future__ import annotations
 
@@ -16,51 +16,51 @@ from ostinato.serve.dialects.dialect import Omissions
 from ostinato.serve.dialects.extensions import Extensions
 
 ItemReader = Callable[[Any, str, Omissions], Iterable[Message]]
-"""Reads an item of JSON: `(item, where, omissions) -> its messages`. Raises BadRequest naming the field, which begins with `where`. What it
-returns must not depend on `where`.
+"""Parses an item of JSON: `(item, where, omissions) -> its messages`. Raises BadRequest naming the field, which begins with `where`. The
+result must not depend on `where`.
 """
 FoundItem = tuple[tuple[Message, ...], tuple[str, ...]]
-"""An item's messages, and the words for what is left out of them."""
-_ENTRY, _MESSAGE, _CALL = 600, 300, 200  # what each takes besides its texts, in bytes
+"""An item's messages, and the words for what is omitted from them."""
+_ENTRY, _MESSAGE, _CALL = 600, 300, 200  # memory cost of each besides its texts, in bytes
 _ENCODER = msgspec.json.Encoder()
 _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
 
 
-class ReadItems:
-    """The items of one tenant's earlier requests. Thread-safe.
+class ItemCache:
+    """A cache of the parsed items of one tenant's requests. Thread-safe.
 
     Args:
-        budget: about how many bytes of items are kept at most.
+        budget: approximate limit in bytes.
 
     Example: ``items.read(read_message, {"role": "user", "content": "hi"}, "messages[0]", omissions)``
     """
 
     def __init__(self, budget: int = 0) -> None:
         self._keeps = budget > 0
-        self._memo = Memo[tuple[ItemReader, bytes], FoundItem](budget - budget // 4)
+        self._memo = LruCache[tuple[ItemReader, bytes], FoundItem](budget - budget // 4)
         self._readers = set[ItemReader]()
-        # by the identity of parts, which lasts as long as they are kept
-        self._merged = Memo[tuple[int, ...], tuple[Sequence[Message], Message]](budget // 4)
+        # keyed by the identity of the parts, which the entry keeps alive
+        self._merged = LruCache[tuple[int, ...], tuple[Sequence[Message], Message]](budget // 4)
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Empty the cache."""
         self._memo.clear()
         self._merged.clear()
 
     def read(
         self, reader: ItemReader, item: Any, where: str, omissions: Omissions, found: FoundItem | None = None
     ) -> Sequence[Message]:
-        """The item's messages, read now or earlier; `omissions` is told what is left out of them. It may be JSON text (`msgspec.Raw`).
-        `found`: what was read of it elsewhere.
+        """Return an item's messages, parsed or from the cache; add its omissions to `omissions`. `item` may be JSON text (`msgspec.Raw`).
+        `found`: the result if it was parsed elsewhere.
 
-        Raises BadRequest; ValueError for text that is malformed.
+        Raises BadRequest; ValueError for malformed JSON text.
         """
         written = bytes(item) if isinstance(item, msgspec.Raw) else None
         if not self._keeps:
             if found is None:
                 return tuple(reader(item if written is None else msgspec.json.decode(written), where, omissions))
-            return _told(found, omissions)
+            return _report(found, omissions)
         written = written or _ENCODER.encode(item)
         self._readers.add(reader)
         key = (reader, written)
@@ -72,17 +72,17 @@ class ReadItems:
                 value = msgspec.json.decode(written) if isinstance(item, msgspec.Raw) else item
                 kept = (tuple(reader(value, where, own)), tuple(own.words))
             self._memo.put(key, kept, cost=len(written) + _ENTRY + sum(map(_bytes_of, kept[0])))
-        return _told(kept, omissions)
+        return _report(kept, omissions)
 
     def unknown(self, items: Sequence[Any]) -> int:
-        """Bytes of those of these items of JSON text that were not read before."""
+        """Return the total bytes of those of these JSON texts that are not in the cache."""
         texts = [bytes(item) for item in items if isinstance(item, msgspec.Raw)]
         readers = [*self._readers]
         return sum(len(text) for text in texts if not any((reader, text) in self._memo for reader in readers))
 
     def merged(self, parts: Sequence[Message]) -> Message:
-        """The parts as one message: the same object for the same parts, so that what is computed of it once need not be again."""
-        if not self._keeps or parts[0].role is Role.SYSTEM:  # a request's own instructions are a new part each time
+        """Merge parts into one message. The same parts give the same object, so that what is computed from it is computed once."""
+        if not self._keeps or parts[0].role is Role.SYSTEM:  # a request's instructions are a new object each time
             return _merged(parts)
         key = tuple(map(id, parts))
         found = self._merged.get(key)
@@ -92,18 +92,18 @@ class ReadItems:
         return found[1]
 
 
-def _told(found: FoundItem, omissions: Omissions) -> Sequence[Message]:
+def _report(found: FoundItem, omissions: Omissions) -> Sequence[Message]:
     for word in found[1]:
         omissions.add(word)
     return found[0]
 
 
-def joined(parts: Iterable[Message], items: ReadItems | None = None) -> Iterator[Message]:
-    """Merge adjacent parts of the same role into one message, because templates expect alternating roles. Tool results stay separate, and
-    so do compaction blocks.
+def joined(parts: Iterable[Message], items: ItemCache | None = None) -> Iterator[Message]:
+    """Merge adjacent parts of the same role into one message, because chat templates expect alternating roles. Tool results and compaction
+    blocks stay separate.
 
-    An assistant's parts are joined without a separator, as they are pieces of one answer's text. Texts keep their order and so do calls,
-    but not the order between texts and calls. `items`: those of earlier requests.
+    An assistant's parts are joined without a separator, as pieces of one answer's text. Texts keep their order, and calls keep theirs;
+    the order between texts and calls is lost. `items`: the cache of merged messages.
     """
     listed, at = tuple(parts), 0
     while at < len(listed):
@@ -116,7 +116,7 @@ def joined(parts: Iterable[Message], items: ReadItems | None = None) -> Iterator
 
 
 def _plain(*parts: Message) -> bool:
-    """True unless one of them is more than a message: a compaction block, which must still be told apart."""
+    """True if none of them is a subclass of Message, such as a compaction block, which must stay recognisable."""
     return all(type(part) is Message for part in parts)
 
 
@@ -131,7 +131,7 @@ def _merged(parts: Sequence[Message]) -> Message:
 
 
 def _bytes_of(message: Message) -> int:
-    """What a message takes of memory. A text with one emoji takes four bytes a character."""
+    """The memory of a message. A text with a single emoji takes four bytes per character."""
     texts = getsizeof(message.text) + getsizeof(message.reasoning) + getsizeof(message.answers)
     called = sum(
         getsizeof(call.id) + getsizeof(call.name) + getsizeof(call.arguments) + _CALL for call in message.calls
@@ -139,13 +139,13 @@ def _bytes_of(message: Message) -> int:
     return texts + called + _MESSAGE
 
 
-class Memo(Generic[_K, _V]):
-    """Keeps values by key, and forgets the least recently used ones. Thread-safe.
+class LruCache(Generic[_K, _V]):
+    """An LRU cache with a total cost. Thread-safe.
 
     Args:
-        budget: the most that all values may cost together; 0 keeps nothing.
+        budget: the most that all values may cost together; 0 disables the cache.
 
-    Example: ``memo = Memo[str, int](10); memo.put("a", 1, cost=4); memo.get("a") == 1``
+    Example: ``cache = LruCache[str, int](10); cache.put("a", 1, cost=4); cache.get("a") == 1``
     """
 
     def __init__(self, budget: int) -> None:
@@ -159,7 +159,7 @@ class Memo(Generic[_K, _V]):
             return key in self._kept
 
     def get(self, key: _K) -> _V | None:
-        """The value, or None if it is not kept."""
+        """Return the value and mark it as used; None if it is not cached."""
         with self._lock:
             found = self._kept.get(key)
             if found is None:
@@ -168,19 +168,19 @@ class Memo(Generic[_K, _V]):
             return found[0]
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Empty the cache."""
         with self._lock:
             self._kept.clear()
             self._held = 0
 
     def drop(self, gone: Callable[[_V], bool]) -> None:
-        """Drop the values for which `gone` is true."""
+        """Remove the values for which `gone` returns True."""
         with self._lock:
             for key in [key for key, (value, _) in self._kept.items() if gone(value)]:
                 self._held -= self._kept.pop(key)[1]
 
     def put(self, key: _K, value: _V, *, cost: int) -> None:
-        """Keep a value, unless it costs more than all may."""
+        """Add or replace a value, unless its cost alone exceeds the budget."""
         with self._lock:
             _, freed = self._kept.pop(key, (None, 0))
             self._held -= freed
@@ -194,11 +194,11 @@ class Memo(Generic[_K, _V]):
 
 
 class WithItems(Extensions):
-    """Base of the requests that hold a conversation's items."""
+    """Base of the requests whose items are parsed through a cache."""
 
-    _items: ReadItems | None = PrivateAttr(default=None)
+    _items: ItemCache | None = PrivateAttr(default=None)
 
-    def reading(self, items: ReadItems | None) -> Self:
-        """This request, which reads through `items` what it has in common with earlier ones."""
+    def reading(self, items: ItemCache | None) -> Self:
+        """Set the cache through which this request's items are parsed; return the request."""
         self._items = items
         return self

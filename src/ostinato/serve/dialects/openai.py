@@ -1,6 +1,6 @@
-"""The OpenAI dialect, inbound: JSON bodies of `/v1/chat/completions` and `/v1/completions` to typed requests.
+"""OpenAI's chat and completion requests: parses JSON bodies of `/v1/chat/completions` and `/v1/completions` into typed requests.
 
-Every field is used, known to change nothing, or refused by name (`field_rules`). Field list: openai-python 3.52,
+Every field is used, ignored because it changes nothing, or refused by name (`field_rules`). Field list: openai-python 3.52,
 `types/chat/completion_create_params.py` and `types/completion_create_params.py`.
 """
 
@@ -26,14 +26,14 @@ from ostinato.serve.dialects.dialect import (
     Name,
     Omissions,
     User,
+    build_demand,
     check_stops,
-    demanded,
     sampling_of,
     validate,
 )
 from ostinato.serve.dialects.extensions import Extensions
 from ostinato.serve.dialects.field_rules import Cached, Fields, Hidden, Ignored, Only, too_wide
-from ostinato.serve.dialects.items import ReadItems, WithItems
+from ostinato.serve.dialects.items import ItemCache, WithItems
 
 # ---------------------------------------------------------------- messages
 
@@ -52,14 +52,14 @@ _ONLY = {
     "refusal": Role.ASSISTANT,
     "tool_call_id": Role.TOOL,
 }
-_THOUGHTS = ("thinking", "redacted_thinking", "reasoning")  # parts of other providers' answers
+_THOUGHTS = ("thinking", "redacted_thinking", "reasoning")  # types of parts in other providers' answers
 _Text = Annotated[str, Field(max_length=512)]
 _Note = Annotated[Any, Ignored("a note of another provider or a client library for its own use")]
 _Thought = Annotated[Any, Ignored("another provider's reasoning is kept out of the prompt")]
 
 
 class ChatMessage(Fields):
-    """A message. Its text, calls and reasoning are what the template gets."""
+    """A message. The chat template gets its text, calls and reasoning."""
 
     role: Any
     content: Any = None
@@ -104,7 +104,7 @@ class ChatMessage(Fields):
 
 
 class ChatPart(BaseModel):
-    """A part of a message's content. Other fields are notes of its producer."""
+    """A part of a message's content. Other fields are metadata and are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
     type: str
@@ -125,17 +125,17 @@ class ChatFunction(Fields):
 
 
 def read_messages(
-    messages: Sequence[Mapping[str, Any]], omissions: Omissions | None = None, items: ReadItems | None = None
+    messages: Sequence[Mapping[str, Any]], omissions: Omissions | None = None, items: ItemCache | None = None
 ) -> tuple[Message, ...]:
-    """The messages; `omissions` is told what is left out. `items`: those of earlier requests. Raises BadRequest naming the field."""
-    told, known = omissions or Omissions(), items or ReadItems()
+    """Parse messages. `omissions` collects what is omitted; `items`: cache of parsed items. Raises BadRequest naming the field."""
+    told, known = omissions or Omissions(), items or ItemCache()
     return tuple(
         part for i, message in enumerate(messages) for part in known.read(_read, message, f"messages[{i}]", told)
     )
 
 
 def read_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
-    """The tools. Raises BadRequest naming the field."""
+    """Parse tools. Raises BadRequest naming the field."""
     if len(tools) > MAX_TOOLS:
         raise BadRequest(f"tools holds {len(tools)} tools; send at most {MAX_TOOLS}.", field="tools")
     return tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools))
@@ -156,7 +156,7 @@ def _message(given: Mapping[str, Any], where: str, omissions: Omissions) -> Mess
     if role is Role.TOOL and not message.tool_call_id:
         raise BadRequest(f"{where}.tool_call_id must name the call that this answers.", field=f"{where}.tool_call_id")
     calls = tuple(_calls(message.tool_calls or [], f"{where}.tool_calls"))
-    # a turn that was stopped before its first word, and a tool that returned nothing, stay in a client's history
+    # histories contain answers that were stopped before their first word, and tool results without output
     empty = message.content in (None, []) and role is not Role.USER
     text = message.refusal if empty else _content(message.content, f"{where}.content", omissions)
     return Message(role=role, text=text, reasoning=message.reasoning_content, calls=calls, answers=message.tool_call_id)
@@ -211,7 +211,7 @@ def _tool(tool: Any, where: str) -> Tool:
 
 
 def _function(holder: Any, where: str) -> Mapping[str, Any]:
-    """The "function" object of a tool or a call. The holder's other fields are notes of its producer."""
+    """Return the "function" object of a tool or a call. The holder's other fields are metadata and are ignored."""
     if not isinstance(holder, dict) or holder.get("type") not in (None, "function"):
         raise BadRequest(f"{where}.type must be 'function': other tools are not supported.", field=f"{where}.type")
     function = holder.get("function")
@@ -221,7 +221,7 @@ def _function(holder: Any, where: str) -> Mapping[str, Any]:
 
 
 def _text_of(holder: Mapping[str, Any], name: str, where: str, longest: int | None = None) -> str:
-    """A field's text; "" if it is null or missing."""
+    """Return a field's text; "" if it is null or missing."""
     text = holder.get(name)
     if text is None:
         return ""
@@ -288,7 +288,7 @@ class _Request(Extensions):
 
     @property
     def budget(self) -> int | None:
-        """The most tokens that the client wants."""
+        """The client's token limit for the answer."""
         return self.max_tokens
 
     @property
@@ -298,11 +298,11 @@ class _Request(Extensions):
 
     @property
     def wants_usage(self) -> bool:
-        """True if a stream ends with the token counts."""
+        """True if a stream must end with the token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     def sampling(self, max_tokens: int) -> Sampling:
-        """The sampling parameters, with this token budget."""
+        """Return the sampling parameters with this token limit."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return replace(
             sampling_of(max_tokens, self.temperature, self.top_p, stops),
@@ -347,7 +347,7 @@ class ResponseFormat(Fields):
 
     @property
     def schema_of_text(self) -> Mapping[str, Any] | None:
-        """The schema of its JSON; None for free text."""
+        """The schema of the answer's JSON; None for free text."""
         if self.json_schema is not None:
             return self.json_schema.schema_
         return ANY_OBJECT if self.type == "json_object" else None
@@ -379,11 +379,11 @@ class ChatRequest(_Request, WithItems):
 
     @cached_property
     def _read(self) -> tuple[Conversation, Sequence[str]]:
-        """The conversation, and what is left out of it."""
+        """The conversation, and the omissions from it."""
         omissions = Omissions()
         choice, form = self.tool_choice or AUTO, self.response_format
         tools = read_tools(self.tools or [])
-        demand = demanded(
+        demand = build_demand(
             tools,
             choice=choice if isinstance(choice, str) else REQUIRED,
             named=None if isinstance(choice, str) else choice.function.name,
@@ -407,7 +407,7 @@ class ChatRequest(_Request, WithItems):
 
     @property
     def omitted(self) -> Sequence[str]:
-        """What the model does not get of the request, as words of a header."""
+        """The parts of the request that are omitted from the prompt, as words of a header."""
         return self._read[1]
 
     @property
@@ -420,12 +420,12 @@ class ChatRequest(_Request, WithItems):
 
     @property
     def wants_logprobs(self) -> bool:
-        """True if each token's log-probability is to be returned."""
+        """True if each token's log-probability must be returned."""
         return bool(self.logprobs)
 
     @property
     def tops(self) -> int:
-        """How many of the likeliest tokens to return at each sampled token's place."""
+        """The number of top log-probabilities to return at each sampled position."""
         return self.top_logprobs or 0
 
 
@@ -442,7 +442,7 @@ class CompletionRequest(_Request):
     @field_validator("prompt", mode="before")
     @classmethod
     def _one_prompt(cls, prompt: Any) -> Any:
-        """Unwraps a prompt in a list of one."""
+        """Unwrap a prompt in a list of one."""
         if isinstance(prompt, str):
             return prompt
         if not isinstance(prompt, list) or not prompt:
@@ -456,33 +456,33 @@ class CompletionRequest(_Request):
 
     @property
     def omitted(self) -> Sequence[str]:
-        """Nothing is left out of a prompt."""
+        """Nothing is ever omitted from a prompt."""
         return ()
 
     @property
     def wants_logprobs(self) -> bool:
-        """True if each token's log-probability is to be returned."""
+        """True if each token's log-probability must be returned."""
         return self.logprobs is not None
 
     @property
     def tops(self) -> int:
-        """How many of the likeliest tokens to return at each sampled token's place."""
+        """The number of top log-probabilities to return at each sampled position."""
         return self.logprobs or 0
 
 
 class _ScoreRequest(ChatRequest):
-    """`POST /v1/worlds/score`, which no client of a product sends: a chat request, and the answer whose probability is asked for."""
+    """`POST /v1/worlds/score`, an operator's route: a chat request, and the answer to be scored."""
 
     answer: str = Field(min_length=1, max_length=65_536)
 
 
-def parse_chat(body: Any, items: ReadItems | None = None) -> ChatRequest:
-    """A chat request. `items`: those of earlier requests. Raises BadRequest naming the field."""
+def parse_chat(body: Any, items: ItemCache | None = None) -> ChatRequest:
+    """Parse a chat request. `items`: cache of parsed items. Raises BadRequest naming the field."""
     return _checked(validate(ChatRequest, body).reading(items))
 
 
-def parse_score(body: Any, items: ReadItems | None = None) -> _ScoreRequest:
-    """A chat request with an answer. `items`: those of earlier requests. Raises BadRequest naming the field."""
+def parse_score(body: Any, items: ItemCache | None = None) -> _ScoreRequest:
+    """Parse a chat request with an answer to be scored. `items`: cache of parsed items. Raises BadRequest naming the field."""
     return _checked(validate(_ScoreRequest, body).reading(items))
 
 
@@ -504,13 +504,13 @@ def _checked(request: _C) -> _C:
     return request
 
 
-def parse_completion(body: Any, items: ReadItems | None = None) -> CompletionRequest:
-    """A completion request. Raises BadRequest naming the field."""
+def parse_completion(body: Any, items: ItemCache | None = None) -> CompletionRequest:
+    """Parse a completion request. Raises BadRequest naming the field."""
     return validate(CompletionRequest, body)
 
 
 def check_ids(prompt: Sequence[int], vocab_size: int) -> None:
-    """Raise BadRequest for a prompt of no token, or of an id that the model does not have."""
+    """Raise BadRequest for an empty prompt, or for a token id that the model does not have."""
     if not prompt:
         raise BadRequest("prompt is empty; send at least one token.", field="prompt")
     if min(prompt) < 0 or max(prompt) >= vocab_size:

@@ -1,6 +1,6 @@
-"""The OpenAI dialect, outbound: sampled tokens to response bodies, stream events and error objects.
+"""Formats answers of OpenAI's chat and completion dialects: response bodies, stream events and error objects.
 
-Log-probabilities are those of the distribution that the tokens were sampled from, after temperature, penalties and grammar.
+Log-probabilities are those of the distribution that was sampled from: after temperature, penalties and grammar.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ostinato.core.errors import BadRequest, NotFound, OstinatoError
 from ostinato.core.lines import json_line
 from ostinato.core.records import Finish
 from ostinato.core.seams import Renderer
-from ostinato.serve.dialects.dialect import Counts, ErrorShape, Heading, Json, Tokens, Whole, Writer, told_finish
+from ostinato.serve.dialects.dialect import Counts, ErrorShape, Heading, Json, Tokens, Whole, Writer, reported_finish
 
 DONE = "data: [DONE]\n\n"
-_FLOOR = -9999.0  # what OpenAI reports for a probability of zero: JSON has no infinity
+_FLOOR = -9999.0  # OpenAI's value for a probability of zero, since JSON has no infinity
 _UTF_8 = partial(getincrementaldecoder("utf-8"), "replace")
 
 
 class _OpenAI(Writer):
-    """Base of both endpoints. `renderer` gives the text of tokens, for log-probabilities; None if they were not requested."""
+    """Base of both endpoints. `renderer` decodes tokens for log-probabilities; None if they were not requested."""
 
     body_object: str
     chunk_object: str
@@ -61,22 +61,22 @@ class _OpenAI(Writer):
 
     @abstractmethod
     def _choice(self, index: int, answer: Whole) -> str:
-        """A whole choice, as JSON."""
+        """A complete choice, as JSON."""
 
     @abstractmethod
     def _last(self, index: int, finish: Finish) -> str:
-        """The end of a choice, as JSON."""
+        """The final event of a choice, as JSON."""
 
 
 class Chat(_OpenAI):
-    """`/v1/chat/completions`. In a stream, a tool call is sent whole, in one event, when it is complete."""
+    """Formats answers of `/v1/chat/completions`. A stream sends a tool call in one event, once it is complete."""
 
     body_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
     def __init__(self, heading: Heading, renderer: Renderer | None) -> None:
         super().__init__(heading, renderer)
-        self._calls: Counter[int] = Counter()  # choice -> its calls so far
+        self._calls: Counter[int] = Counter()  # choice -> number of its calls so far
 
     def opening(self) -> str:
         choice = '{{"index":{},"delta":{{"role":"assistant","content":""}},"logprobs":null,"finish_reason":null}}'
@@ -86,7 +86,7 @@ class Chat(_OpenAI):
         logged = self._logprobs(tokens)
         deltas = [self._delta(index, piece) for piece in pieces]
         if not deltas and self._tokens is not None and tokens.ids:
-            deltas = ['{"content":""}']  # tokens without visible text yet
+            deltas = ['{"content":""}']  # the tokens have no visible text yet
         data = ""
         for delta in deltas:
             choice = f'{{"index":{index},"delta":{delta},"logprobs":{logged},"finish_reason":null}}'
@@ -104,7 +104,7 @@ class Chat(_OpenAI):
         return f'{{"content":{json_line(piece.text)}}}'
 
     def _last(self, index: int, finish: Finish) -> str:
-        return f'{{"index":{index},"delta":{{}},"logprobs":null,"finish_reason":"{told_finish(finish)}"}}'
+        return f'{{"index":{index},"delta":{{}},"logprobs":null,"finish_reason":"{reported_finish(finish)}"}}'
 
     def _choice(self, index: int, answer: Whole) -> str:
         said = answer.message
@@ -114,10 +114,10 @@ class Chat(_OpenAI):
         if said.calls:
             message |= {"content": said.text or None, "tool_calls": [_call(call) for call in said.calls]}
         logged = self._logprobs(answer.tokens)
-        return f'{{"index":{index},"message":{json_line(message)},"logprobs":{logged},"finish_reason":"{told_finish(answer.finish)}"}}'
+        return f'{{"index":{index},"message":{json_line(message)},"logprobs":{logged},"finish_reason":"{reported_finish(answer.finish)}"}}'
 
     def _logprobs(self, tokens: Tokens) -> str:
-        """The JSON, assembled by hand for speed: an answer may report a hundred thousand tokens, and all calls share one thread."""
+        """The JSON, assembled by hand for speed: an answer may have a hundred thousand tokens, and all calls share one thread."""
         told = self._tokens
         if told is None:
             return "null"
@@ -130,14 +130,14 @@ class Chat(_OpenAI):
 
 
 class Completion(_OpenAI):
-    """`/v1/completions`."""
+    """Formats answers of `/v1/completions`."""
 
     body_object = "text_completion"
     chunk_object = "text_completion"
 
     def __init__(self, heading: Heading, renderer: Renderer | None) -> None:
         super().__init__(heading, renderer)
-        self._offsets: Counter[int] = Counter()  # choice -> whole characters of its tokens so far
+        self._offsets: Counter[int] = Counter()  # choice -> number of complete characters so far
         self._decoders = defaultdict[int, IncrementalDecoder](_UTF_8)
 
     def opening(self) -> str:
@@ -152,13 +152,13 @@ class Completion(_OpenAI):
         return self._event(choice, self._more)
 
     def _last(self, index: int, finish: Finish) -> str:
-        return f'{{"index":{index},"text":"","logprobs":null,"finish_reason":"{told_finish(finish)}"}}'
+        return f'{{"index":{index},"text":"","logprobs":null,"finish_reason":"{reported_finish(finish)}"}}'
 
     def _choice(self, index: int, answer: Whole) -> str:
         logged = self._logprobs(index, answer.tokens)
         text = answer.message.text
         return json_line(
-            {"index": index, "text": text, "logprobs": logged, "finish_reason": str(told_finish(answer.finish))}
+            {"index": index, "text": text, "logprobs": logged, "finish_reason": str(reported_finish(answer.finish))}
         )
 
     def _logprobs(self, index: int, tokens: Tokens) -> Json | None:
@@ -171,7 +171,7 @@ class Completion(_OpenAI):
             offsets.append(self._offsets[index])
             self._offsets[index] += len(self._decoders[index].decode(told[token].raw))
         logprobs = [max(logprob, _FLOOR) for logprob in tokens.logprobs]
-        tops = [  # with the sampled token, by which clients look its own up
+        tops = [  # including the sampled token, since clients look up its entry
             {told[top].text: max(value, _FLOOR) for top, value in each} | {text: logprob}
             for each, text, logprob in zip(tokens.tops, texts, logprobs, strict=False)
         ]
@@ -184,7 +184,7 @@ class Completion(_OpenAI):
 
 
 class _Token(NamedTuple):
-    """A token as reported: its bytes, its text, and the JSON of its entry up to the log-probability."""
+    """How a token is reported: its bytes, its text, and the JSON of its entry up to the log-probability."""
 
     raw: bytes
     text: str
@@ -192,7 +192,7 @@ class _Token(NamedTuple):
 
 
 class _Tokens(dict[int, _Token]):
-    """A cache of tokens as reported. A token that is a part of a character has bytes but no proper text."""
+    """A cache of `_Token` by id. A token that is only part of a character has bytes but a replacement character as text."""
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
@@ -209,7 +209,7 @@ def _call(call: ToolCall) -> Json:
 
 
 def usage(counts: Counts) -> Json:
-    """The token counts of an answer."""
+    """Return the token counts of an answer."""
     return {
         "prompt_tokens": counts.prompt,
         "completion_tokens": counts.answer,
@@ -218,12 +218,12 @@ def usage(counts: Counts) -> Json:
 
 
 def json_bytes(value: Any) -> bytes:
-    """Compact JSON."""
+    """Return a value as compact JSON."""
     return json_line(value).encode()
 
 
 def error_body(error: OstinatoError) -> Json:
-    """An error in OpenAI's shape."""
+    """Return an error in OpenAI's format."""
     kind = getattr(error, "kind", "server_error" if error.status >= 500 else "invalid_request_error")
     if error.status == 401:
         kind = "authentication_error"

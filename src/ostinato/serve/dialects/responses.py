@@ -1,9 +1,9 @@
-"""OpenAI's responses dialect: JSON bodies of `/v1/responses` to typed requests, and answers to replies.
+"""OpenAI's responses dialect: parses JSON bodies of `/v1/responses` into typed requests, and formats answers.
 
-Every field is used, known to change nothing, or refused by name (`field_rules`). Field list: openai-python 3.52,
+Every field is used, ignored because it changes nothing, or refused by name (`field_rules`). Field list: openai-python 3.52,
 `types/responses/response_create_params.py`.
 
-A response is a list of items, each done before the next is added; agents run a tool call when its item is done.
+A response is a list of items, each completed before the next is added. Agents run a tool call as soon as its item is done.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ostinato.serve.dialects.compaction_blocks import (
     InCallCompaction,
     TriggerMessage,
     check_alone,
-    replaced,
-    summarised,
+    from_last_block,
+    with_summary_request,
 )
 from ostinato.serve.dialects.dialect import (
     ANY_OBJECT,
@@ -43,11 +43,11 @@ from ostinato.serve.dialects.dialect import (
     User,
     Whole,
     Writer,
-    demanded,
+    build_demand,
     validate,
 )
 from ostinato.serve.dialects.field_rules import Cached, Fields, Ignored, Only
-from ostinato.serve.dialects.items import ReadItems, WithItems, joined
+from ostinato.serve.dialects.items import ItemCache, WithItems, joined
 from ostinato.serve.dialects.openai_reply import error_body as openai_error
 from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.dialects.responses_items import Offered, Read, ReferenceMessage, read_items, read_tools
@@ -87,14 +87,14 @@ class Text(Fields):
 
 
 class ContextEntry(Fields):
-    """Asks for a summary at the beginning of the answer once the prompt has this many tokens."""
+    """Requests a summary at the beginning of the answer once the prompt has this many tokens."""
 
     type: Literal["compaction"]
     compact_threshold: int | None = Field(default=None, ge=1, le=10_000_000)
 
 
 class PromptCacheOptions(BaseModel):
-    """Options of the prompt cache. Other fields are hints that change nothing."""
+    """Options of the prompt cache. Its other fields are hints that change nothing."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
     prewarm: Annotated[Any, Only(False, why="is not supported: each call samples an answer")] = None
@@ -174,12 +174,12 @@ class ResponsesRequest(OneAnswer, WithItems):
 
     @property
     def compacts(self) -> bool:
-        """True if a summary of the conversation is asked for, and nothing else."""
+        """True if the request asks for a summary of the conversation and nothing else."""
         return bool(self.read.parts) and isinstance(self.read.parts[-1], TriggerMessage)
 
     @property
     def in_call(self) -> InCallCompaction | None:
-        """The wish that the answer begins with a summary once the prompt is long."""
+        """The wish for compaction within the call once the prompt is long."""
         if not self.context_management:
             return None
         field = "context_management[0].compact_threshold"
@@ -187,19 +187,19 @@ class ResponsesRequest(OneAnswer, WithItems):
 
     @cached_property
     def refers(self) -> bool:
-        """True if the conversation goes on from earlier answers, which `previous_response_id` or references to their items name."""
+        """True if the conversation continues earlier answers, by `previous_response_id` or by references to their items."""
         return self.previous_response_id is not None or any(
             isinstance(part, ReferenceMessage) for part in self.read.parts
         )
 
     @cached_property
     def conversation(self) -> Conversation:
-        """The messages, the tools, and the constraint on the answer; what the call `refers` to is missing. Raises BadRequest."""
+        """The messages, the tools and the constraint on the answer, without what the call `refers` to. Raises BadRequest."""
         own = [part for part in self.read.parts if not isinstance(part, ReferenceMessage)]
         return self._conversation(own, whole=not self.refers)
 
     def going_on(self, parts: Sequence[Message]) -> Conversation:
-        """The whole conversation of a call that `refers`: `parts` are all messages but instructions, those of this call last.
+        """Return the whole conversation of a call that `refers`. `parts`: all messages except the instructions, this call's last.
 
         Raises BadRequest.
         """
@@ -209,14 +209,14 @@ class ResponsesRequest(OneAnswer, WithItems):
         if not self.read.parts or (whole and not parts):
             raise BadRequest("input contains nothing to answer; send a message.", field="input")
         told = [Message(role=Role.SYSTEM, text=self.instructions)] if self.instructions else []
-        said, block = replaced([*told, *(parts[:-1] if self.compacts else parts)])
+        said, block = from_last_block([*told, *(parts[:-1] if self.compacts else parts)])
         messages = tuple(joined(said, self._items))
         choice, form = self.tool_choice or AUTO, self.text.format if self.text else None
         tools = tuple(self.read.tools)
-        demand = demanded(
+        demand = build_demand(
             tools,
             choice=choice if isinstance(choice, str) else REQUIRED,
-            named=None if isinstance(choice, str) else self.read.called(choice.name),
+            named=None if isinstance(choice, str) else self.read.model_name_of(choice.name),
             several=self.parallel_tool_calls is not False,
             schema=ANY_OBJECT if form and form.type == "json_object" else form.schema_ if form else None,
             omissions=self.read.omissions,
@@ -232,16 +232,16 @@ class ResponsesRequest(OneAnswer, WithItems):
                 "text.format": form is not None and form.type != "text",
             }
         )
-        return summarised(conversation, None, "input") if whole else replace(conversation, summarises=True)
+        return with_summary_request(conversation, None, "input") if whole else replace(conversation, summarises=True)
 
     @property
     def omitted(self) -> Sequence[str]:
-        """What the model does not get of the request, as words of a header."""
+        """The parts of the request that are omitted from the prompt, as words of a header."""
         return self.read.omissions.words
 
     @property
     def repeated(self) -> dict[str, Any]:
-        """The fields of the request that the response repeats."""
+        """The fields of the request that the response echoes."""
         choice, asked = (
             self.tool_choice or AUTO,
             self.text.model_dump(by_alias=True, exclude_none=True) if self.text else {},
@@ -264,12 +264,12 @@ class ResponsesRequest(OneAnswer, WithItems):
 
     @property
     def told(self) -> dict[str, list[Json]]:
-        """The items of the answers to this request, by the answer's id. Their writers add each when it is done."""
+        """The items of the answers to this request, by the answer's id. The writer adds each when it is done."""
         return self._told
 
     @property
     def offered(self) -> Mapping[str, Offered]:
-        """How the client knows the offered tools, by the names that the model knows them by."""
+        """The client's tools, by the names that the model sees."""
         return self.read.offered
 
     @property
@@ -279,12 +279,12 @@ class ResponsesRequest(OneAnswer, WithItems):
 
     @property
     def budget(self) -> int | None:
-        """The most tokens that the client wants."""
+        """The client's token limit for the answer."""
         return self.max_output_tokens
 
 
 class CompactRequest(ResponsesRequest):
-    """`POST /v1/responses/compact`: a summary of the conversation, in one item behind the user's messages."""
+    """`POST /v1/responses/compact`: returns the user's messages, followed by one item with a summary of the conversation."""
 
     input: str | list[Any] = Field(default_factory=list[Any], max_length=50_000_000)
     stream: Annotated[Any, Only(why="is not supported here: send a compaction_trigger to /v1/responses")] = None
@@ -292,22 +292,22 @@ class CompactRequest(ResponsesRequest):
 
     @cached_property
     def read(self) -> Read:
-        """The parsed input and tools, and the trigger that the path stands for. Raises BadRequest."""
+        """The parsed input and tools, with the compaction trigger that the path implies. Raises BadRequest."""
         read = super().read
         if not (read.parts and isinstance(read.parts[-1], TriggerMessage)):
             read.parts.append(TriggerMessage(role=Role.USER))
         return read
 
 
-def parse_compact(body: Any, items: ReadItems | None = None) -> CompactRequest:
-    """A request for a summary. `items`: those of earlier requests. Raises BadRequest naming the field."""
+def parse_compact(body: Any, items: ItemCache | None = None) -> CompactRequest:
+    """Parse a request for a summary. `items`: cache of parsed items. Raises BadRequest naming the field."""
     request = validate(CompactRequest, body).reading(items)
     _ = request.conversation  # so that errors in items are raised here
     return request
 
 
-def parse_responses(body: Any, items: ReadItems | None = None) -> ResponsesRequest:
-    """A request for an answer. `items`: those of earlier requests. Raises BadRequest naming the field."""
+def parse_responses(body: Any, items: ItemCache | None = None) -> ResponsesRequest:
+    """Parse a request for an answer. `items`: cache of parsed items. Raises BadRequest naming the field."""
     request = validate(ResponsesRequest, body).reading(items)
     _ = request.conversation  # so that errors in items are raised here
     return request
@@ -332,8 +332,8 @@ _NOTHING_ASKED: Json = {
 
 
 @dataclass(slots=True)
-class _Open:
-    """The item that is being streamed: text or reasoning."""
+class _OpenItem:
+    """The item being streamed: text or reasoning."""
 
     item: Json
     type: str
@@ -341,13 +341,13 @@ class _Open:
 
 
 class Responses(Writer):
-    """`/v1/responses`. In a stream, a tool call is sent whole, in one delta, when it is complete.
+    """Formats answers of `/v1/responses`. A stream sends a tool call in one delta, once it is complete.
 
     Args:
         heading: the answer's metadata.
-        offered: how the client knows the tools, by the names that the model knows them by.
+        offered: the client's tools, by the names that the model sees.
         echo: the request's fields to repeat.
-        told: where the answer's items are put under its id, each when it is done.
+        told: the answer's items are added here under its id, each when it is done.
     """
 
     def __init__(
@@ -361,18 +361,18 @@ class Responses(Writer):
         self._offered = offered or {}
         self._echo = echo
         self._events = 0
-        self._items: list[Json] = [] if told is None else told.setdefault(heading.id, [])  # done
-        self._open: _Open | None = None
+        self._items: list[Json] = [] if told is None else told.setdefault(heading.id, [])  # completed items
+        self._open: _OpenItem | None = None
 
     def body(self, answers: Sequence[Whole], counts: Counts, ostinato: Json) -> bytes:
         (answer,) = answers
-        said = answer.message
+        message = answer.message
         self._items += self._compacted()
-        if said.reasoning:
-            self._items.append(self._written("reasoning", said.reasoning))
-        if said.text or not said.calls:
-            self._items.append(self._written("message", said.text))
-        for call in said.calls:
+        if message.reasoning:
+            self._items.append(self._written("reasoning", message.reasoning))
+        if message.text or not message.calls:
+            self._items.append(self._written("message", message.text))
+        for call in message.calls:
             self._items.append(self._call(call))
         return json_bytes({**self._response(_status(answer.finish), counts), "ostinato": ostinato})
 
@@ -385,10 +385,10 @@ class Responses(Writer):
         return "".join(map(self._piece, pieces))
 
     def ending(self, index: int, finish: Finish, stop: str, closing: tuple[Counts, Json] | None) -> str:
-        said = len(self._items) > len(self._compacted()) or self._open
-        data = "" if said else self._begin("message")
+        has_output = len(self._items) > len(self._compacted()) or self._open
+        data = "" if has_output else self._begin("message")
         data += self._close()
-        if closing is None:  # comes with the last answer, and there is only one
+        if closing is None:  # never for the only answer
             return data
         counts, ostinato = closing
         status = _status(finish)
@@ -397,18 +397,18 @@ class Responses(Writer):
 
     def failure(self, error: OstinatoError) -> str:
         code = error.code if isinstance(error, GrammarTooComplex) else _CODES.get(error.status, "server_error")
-        begun = "" if self._events else self.opening()  # clients take no other event first
+        begun = "" if self._events else self.opening()  # clients accept no other event first
         return begun + self._failed({"code": code, "message": str(error)})
 
     def refused(self, error: ContextExceeded) -> str:
-        """The whole stream of a call whose prompt is too long: OpenAI's clients look for this error in the stream, not in a status."""
-        told = _error(error)
-        described: Json = {name: told[name] for name in ("code", "message", "param")}
-        begun = self.opening() + self._event("error", error=told, **described)
-        return begun + self._failed({name: told[name] for name in ("code", "message")})
+        """Return the stream of a call whose prompt is too long: OpenAI's clients look for this error in the stream, not the status."""
+        fields = _error(error)
+        described: Json = {name: fields[name] for name in ("code", "message", "param")}
+        begun = self.opening() + self._event("error", error=fields, **described)
+        return begun + self._failed({name: fields[name] for name in ("code", "message")})
 
     def compacted(self, item: Json, counts: Counts, ostinato: Json, *, stream: bool) -> bytes:
-        """The whole answer that consists of a compaction item, as a body or as a stream."""
+        """Return the whole answer that consists of a compaction item, as a body or as a stream."""
         if not stream:
             self._items.append(item)
             return json_bytes({**self._response("completed", counts), "ostinato": ostinato})
@@ -422,13 +422,13 @@ class Responses(Writer):
         return self._event("response.failed", response=self._response("failed", None) | {"error": error})
 
     def _compacting(self, item: Json) -> str:
-        """The events of a compaction item, which is told whole."""
+        """The events of a compaction item, which is sent at once."""
         data = self._event("response.output_item.added", output_index=0, item=item)
         data += self._event("response.compaction.compacting", output_index=0, item_id=item["id"])
         return data + self._done(item)
 
     def _compacted(self) -> list[Json]:
-        """The item of the summary that the call began with, if there is one."""
+        """The item of the summary that the call began with, as a list; empty if there is none."""
         compacted = self._heading.compacted
         return [] if compacted is None or compacted.block is None else [_item(self._heading, compacted.block)]
 
@@ -451,12 +451,12 @@ class Responses(Writer):
 
     def _begin(self, type: str) -> str:
         item = self._written(type, "", status="in_progress") | {"content": []}
-        self._open = _Open(item, type)
+        self._open = _OpenItem(item, type)
         added = self._event("response.output_item.added", output_index=len(self._items), item=item)
         return added + self._event("response.content_part.added", **self._place(), part=_part(type, ""))
 
     def _close(self) -> str:
-        """The end of the open item, if there is one."""
+        """The events that end the open item, if there is one."""
         if self._open is None:
             return ""
         type, text, place = self._open.type, "".join(self._open.texts), self._place()
@@ -525,11 +525,11 @@ class Responses(Writer):
 def compaction_answer(
     request: ResponsesRequest, heading: Heading, block: CompactionBlock, counts: Counts, ostinato: Json
 ) -> bytes:
-    """The whole answer to a request for a summary: one item, behind the user's messages if the path was that of compactions."""
+    """Return the whole answer to a request for a summary: one item, after the user's messages if the path is `/v1/responses/compact`."""
     item = _item(heading, block)
     if isinstance(request, CompactRequest):
         texts = [part.text for part in request.read.parts if part.role is Role.USER and type(part) is Message]
-        said: list[Json] = [
+        echoed: list[Json] = [
             {
                 "id": f"msg_{heading.id}_{place}",
                 "type": "message",
@@ -540,8 +540,9 @@ def compaction_answer(
             for place, text in enumerate(texts)
         ]
         head: Json = {"id": heading.id, "object": "response.compaction", "created_at": int(heading.created)}
-        request.told.setdefault(heading.id, []).append(item)  # the messages are the client's own, as long as its input
-        return json_bytes({**head, "output": [*said, item], "usage": _usage(counts), "ostinato": ostinato})
+        # not the messages, which the client has and which may be long
+        request.told.setdefault(heading.id, []).append(item)
+        return json_bytes({**head, "output": [*echoed, item], "usage": _usage(counts), "ostinato": ostinato})
     return Responses(heading, request.offered, request.repeated, request.told).compacted(
         item, counts, ostinato, stream=bool(request.stream)
     )
@@ -575,19 +576,19 @@ def _usage(counts: Counts) -> Json:
 
 
 def _error(error: OstinatoError) -> Json:
-    """An error as OpenAI describes it in this dialect."""
-    told: Json = openai_error(error)["error"]
+    """An error in OpenAI's wording for this dialect."""
+    fields: Json = openai_error(error)["error"]
     if isinstance(error, ContextExceeded):
         needs = f", and the answer needs {error.answer} at least" if error.answer else ""
-        told["message"] = (
+        fields["message"] = (
             "Your input exceeds the context window of this model. Please adjust your input and try again. "
             f"It has {error.size}{needs}; this model's maximum context length is {error.context} tokens."
         )
-    return told
+    return fields
 
 
 def error_body(error: OstinatoError) -> Json:
-    """An error in OpenAI's shape."""
+    """Return an error in OpenAI's format."""
     return {"error": _error(error)}
 
 

@@ -1,4 +1,4 @@
-"""Input items and tools of `/v1/responses` as the parts of a `Conversation`."""
+"""Parses input items and tools of `/v1/responses` into the parts of a `Conversation`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ostinato.core.errors import BadRequest
 from ostinato.serve.dialects.compaction_blocks import TriggerMessage, block_message, signature_invalid, unpacked_token
 from ostinato.serve.dialects.dialect import MAX_TOOLS, MEDIA_TYPES, Name, Omissions, validate
 from ostinato.serve.dialects.field_rules import Fields, Hidden, Ignored, Only
-from ostinato.serve.dialects.items import ReadItems
+from ostinato.serve.dialects.items import ItemCache
 
 _TEXTS = ("input_text", "output_text", "text")
 _ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT, "system": Role.SYSTEM, "developer": Role.SYSTEM}
-# Tools that Codex sends besides functions and that are unavailable here: it works without them.
+# Tools that Codex sends besides functions and that are unavailable here. Codex works without them.
 _NOT_OFFERED = frozenset(["web_search", "web_search_preview", "local_shell", "image_generation", "tool_search"])
-# What tools of OpenAI's own did in an earlier answer, which only its servers can use.
+# Items of OpenAI's hosted tools in an earlier answer, which only OpenAI's servers can use.
 _HOSTED = frozenset(
     [
         "code_interpreter_call",
@@ -35,12 +35,12 @@ _HOSTED = frozenset(
     ]
 )
 _REFERENCE = "item_reference"
-# Other fields of an item (its id, status, phase) are its producer's notes and are ignored.
+# Other fields of an item (its id, status, phase) are metadata and are ignored.
 _ITEM = ConfigDict(frozen=True, extra="ignore", strict=True)
 
 
 class Offered(NamedTuple):
-    """How a client knows a tool: by its name, in a namespace if it has one; `custom`: its input is plain text, not JSON."""
+    """A tool as the client knows it: its name, and its namespace if it has one. `custom`: its input is plain text, not JSON."""
 
     name: str
     namespace: str = ""
@@ -49,8 +49,8 @@ class Offered(NamedTuple):
 
 @dataclass(slots=True)
 class Read:
-    """Parsed items and tools. `offered`: the tools by the names that the model knows them by; `named`: the ids of the items whose messages
-    were put in the places of references.
+    """Parsed items and tools. `offered`: the client's tools by the names that the model sees; `named`: the ids of the items that replaced
+    references.
     """
 
     parts: list[Message] = field(default_factory=list[Message])
@@ -59,22 +59,22 @@ class Read:
     omissions: Omissions = field(default_factory=Omissions)
     named: list[str] = field(default_factory=list[str])
 
-    def called(self, name: str) -> str:
-        """The name by which the model knows a tool, given the client's name for it without the namespace."""
+    def model_name_of(self, name: str) -> str:
+        """Return the name by which the model knows a tool, given the client's name without its namespace."""
         within = [known for known, offered in self.offered.items() if offered.name == name]
         return within[0] if len(within) == 1 else name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceMessage(Message):
-    """The place of an item of an earlier answer, which is known only where answers are kept."""
+    """A reference to an item of an earlier answer; the store of answers replaces it by the item's messages."""
 
     id: str
 
 
-def read_items(given_items: Sequence[Any], read: Read, items: ReadItems | None = None) -> None:
-    """Add the messages of the input items, and their tools. `items`: those of earlier requests. Raises BadRequest naming the field."""
-    known = items or ReadItems()
+def read_items(given_items: Sequence[Any], read: Read, items: ItemCache | None = None) -> None:
+    """Add the messages and tools of the input items. `items`: cache of parsed items. Raises BadRequest naming the field."""
+    known = items or ItemCache()
     for i, item in enumerate(given_items):
         where = f"input[{i}]"
         try:
@@ -84,12 +84,12 @@ def read_items(given_items: Sequence[Any], read: Read, items: ReadItems | None =
 
 
 def messages_of(item: Mapping[str, Any]) -> tuple[Message, ...]:
-    """The messages of an item of an answer, as they would be if its client sent it back."""
+    """Return the messages of an answer's item, as if the client had sent it back."""
     return tuple(_item(item, "input", Omissions()))
 
 
 class _HoldsTools(Exception):
-    """An item holds no messages but tools, which each request reads anew."""
+    """Raised for an item that holds tools instead of messages; tools are not cached but parsed with each request."""
 
     def __init__(self, tools: Any) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class _HoldsTools(Exception):
 
 
 def _item(item: Any, where: str, omissions: Omissions) -> Iterator[Message]:
-    """The messages of an input item. Raises _HoldsTools."""
+    """Yield the messages of an input item. Raises _HoldsTools."""
     named = isinstance(item, dict) and "id" in item and "role" not in item
     given = _kind(item, where, default=_REFERENCE if named else "message")
     if given in _TOOLS_IN_ITEMS:
@@ -146,21 +146,21 @@ class MessageItem(BaseModel):
 
 
 class CompactionItem(BaseModel):
-    """A summary that this server made of everything before it."""
+    """A summary that this server made of everything before the item."""
 
     model_config = _ITEM
     encrypted_content: str
 
 
 class ReferenceItem(BaseModel):
-    """An item of an earlier answer, by its id. Its type may be left out."""
+    """A reference to an item of an earlier answer by its id. The type may be left out."""
 
     model_config = _ITEM
     id: Name
 
 
 class CallItem(BaseModel):
-    """A call of a function."""
+    """A function call."""
 
     model_config = _ITEM
     call_id: Name
@@ -180,7 +180,7 @@ class CustomCallItem(BaseModel):
 
 
 class ClientCallItem(BaseModel):
-    """A call of a tool of OpenAI's that clients run themselves, such as a shell."""
+    """A call of one of OpenAI's tools that clients run themselves, such as a shell."""
 
     model_config = _ITEM
     type: str
@@ -210,22 +210,22 @@ def _message(item: Mapping[str, Any], where: str, omissions: Omissions) -> Itera
 
 def _call(item: Mapping[str, Any], where: str, omissions: Omissions) -> Iterator[Message]:
     call = validate(CallItem, item, where)
-    yield _calling(call.call_id, _full_name(call.namespace or "", call.name), call.arguments)
+    yield _call_message(call.call_id, _full_name(call.namespace or "", call.name), call.arguments)
 
 
 def _custom_call(item: Mapping[str, Any], where: str, omissions: Omissions) -> Iterator[Message]:
     call = validate(CustomCallItem, item, where)
     arguments = json.dumps({"input": call.input}, ensure_ascii=False)
-    yield _calling(call.call_id, _full_name(call.namespace or "", call.name), arguments)
+    yield _call_message(call.call_id, _full_name(call.namespace or "", call.name), arguments)
 
 
 def _client_call(item: Mapping[str, Any], where: str, omissions: Omissions) -> Iterator[Message]:
     call = validate(ClientCallItem, item, where)
     values = json.dumps(call.action or call.operation, ensure_ascii=False)
-    yield _calling(call.call_id, call.type.removesuffix("_call"), values)
+    yield _call_message(call.call_id, call.type.removesuffix("_call"), values)
 
 
-def _calling(id: str, name: str, arguments: str) -> Message:
+def _call_message(id: str, name: str, arguments: str) -> Message:
     return Message(role=Role.ASSISTANT, calls=(ToolCall(id=id, name=name, arguments=arguments),))
 
 
@@ -243,7 +243,7 @@ def _client_result(item: Mapping[str, Any], where: str, omissions: Omissions) ->
 
 
 def _reasoning(item: Mapping[str, Any], where: str, omissions: Omissions) -> Iterator[Message]:
-    """The reasoning's text, if it has any. Encrypted or summarised reasoning is another provider's and is dropped."""
+    """Yield the reasoning's text, if it has any. Encrypted or summarised reasoning comes from another provider and is dropped."""
     parts = item.get("content") or []
     if not isinstance(parts, list):
         raise BadRequest(f"{where}.content must be a list of parts.", field=f"{where}.content")
@@ -291,7 +291,7 @@ _READERS: dict[str, Callable[[Mapping[str, Any], str, Omissions], Iterator[Messa
 
 
 def _text(content: Any, where: str, omissions: Omissions) -> str:
-    """Text, or the texts of parts, concatenated."""
+    """Return a text, or the concatenated texts of a list of parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -345,13 +345,13 @@ class FunctionTool(_OfferedTool):
 
 
 class CustomTool(_OfferedTool):
-    """A tool whose input is plain text. Its grammar is put into the description, not enforced."""
+    """A tool whose input is plain text. Its grammar is added to the description but not enforced."""
 
     format: dict[str, Any] = Field(default_factory=dict[str, Any])
 
 
 class NamespaceTool(Fields):
-    """Functions and custom tools under a common name. The model knows each as NAMESPACE__NAME; its calls are told with both names."""
+    """Functions and custom tools under a common name. The model sees each as NAMESPACE__NAME; calls are returned with both names."""
 
     type: Literal["namespace"]
     name: Name
@@ -369,10 +369,10 @@ def _add_namespace(namespace: NamespaceTool, read: Read, where: str) -> None:
 
 
 def _add_tool(given: Mapping[str, Any], read: Read, where: str, namespace: str = "", about: str = "") -> None:
-    """Add a function or a custom tool, unless it was added before. `about` is added to its description."""
+    """Add a function or a custom tool, unless it was added before. `about` is appended to its description."""
     custom = given["type"] == "custom"
     tool = (
-        _with_input(validate(CustomTool, given, where)) if custom else _function(validate(FunctionTool, given, where))
+        _as_function(validate(CustomTool, given, where)) if custom else _function(validate(FunctionTool, given, where))
     )
     offered = Offered(tool.name, namespace, custom)
     name = _full_name(namespace, tool.name)
@@ -380,7 +380,7 @@ def _add_tool(given: Mapping[str, Any], read: Read, where: str, namespace: str =
     if known not in (None, offered):
         raise BadRequest(f"{where}.name: another tool is called {name[:200]!r} already.", field=f"{where}.name")
     if known is not None and namespace:
-        return  # it came with the request and with an item
+        return  # the tool was sent both with the request and with an item
     if len(read.tools) == MAX_TOOLS:
         raise BadRequest(f"{where} is one tool too many; send at most {MAX_TOOLS} in all.", field=where)
     read.offered[name] = offered
@@ -402,8 +402,8 @@ def _function(function: FunctionTool) -> Tool:
     )
 
 
-def _with_input(custom: CustomTool) -> Tool:
-    """A plain-text tool as a function with one string parameter."""
+def _as_function(custom: CustomTool) -> Tool:
+    """A plain-text tool, converted to a function with one string parameter."""
     grammar = custom.format.get("definition")
     told = [custom.description, f"The input follows this grammar:\n{grammar}" if grammar else ""]
     parameters = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}

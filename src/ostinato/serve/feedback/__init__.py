@@ -1,1 +1,1 @@
-"""Feedback: from JSON events, telemetry and next messages to signals in the log."""
+"""Feedback: turns JSON events, telemetry and users' next messages into signals in the log."""

@@ -1,6 +1,6 @@
 """The handlers of feedback: `POST /v1/feedback`, and OTLP over HTTP from exporters that know nothing of Ostinato.
 
-Telemetry that coding agents and tracing libraries send anyway, as signals about the turns that it names.
+Telemetry that coding agents and tracing libraries send anyway becomes signals about the turns that it names.
 
 =========================  ========================================================================================
 Reported                   Signals
@@ -14,9 +14,9 @@ a span of a model call     `response_error` if it failed although a response had
 `gen_ai.evaluation.result` `eval.<name>` with the score as value, else 1 or 0 by the label; the explanation is the comment
 =========================  ========================================================================================
 
-All other signals have the value 1. Other reports (requests, prompts, token counts) give no signal, nor do reports that name no turn of
-ours by the id of a tool call or of an answer. A signal's id is a hash of its content and of what identifies its event, so that events may
-be reported repeatedly, late and in any order.
+All other signals have the value 1. Other records (requests, prompts, token counts) give no signal, nor do records that name no turn by
+the id of a tool call or of an answer. A signal's id is a hash of its content and of what identifies its event, so events may be reported
+repeatedly, late and in any order.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ostinato.core.errors import BadRequest, Unauthorized
 from ostinato.core.records import Signal, Source
 from ostinato.core.verdicts import RESERVED
 from ostinato.serve.dialects.openai_reply import json_bytes
-from ostinato.serve.fair_thread import PER_PARSED
+from ostinato.serve.fair_thread import PARSED_PER_CHAR
 from ostinato.serve.feedback.intake import MAX_EVENTS, MAX_VALUE, Intake, count_events, parse_feedback
 from ostinato.serve.feedback.otlp import Attributes, Encoding, Event, Scalar, TraceSpan, read_logs, read_spans
 from ostinato.serve.parts import Parts
@@ -66,7 +66,7 @@ _LABELS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetrySignals:
-    """The signals of a batch without duplicates, and the number of events of a known kind about our turns that were not understood.
+    """The signals of a batch without duplicates, and the number of records of a known kind about our turns that were malformed (`unclear`).
 
     Example: ``read_events(read_logs(data, Encoding.JSON, depth=64, values=1000), tenant="acme", now=now).signals``
     """
@@ -76,7 +76,7 @@ class TelemetrySignals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Said:
+class _Verdict:
     name: str
     source: Source = Source.CODE
     value: float = 1.0
@@ -87,12 +87,12 @@ class _Unclear(ValueError):
     """An event of a known kind that lacks a required field."""
 
 
-_Reader = Callable[[Attributes], Sequence[_Said]]
-_Told = TypeVar("_Told", Event, TraceSpan)
+_Reader = Callable[[Attributes], Sequence[_Verdict]]
+_Record = TypeVar("_Record", Event, TraceSpan)
 
 
 def read_events(events: Iterable[Event], *, tenant: str, now: float) -> TelemetrySignals:
-    """The signals of log records. `now` is their arrival time, and stands in for the event time if a record has none."""
+    """Return the signals of log records. `now`: their arrival time, and the event time of records without one."""
     batch = _Batch(tenant, now)
     for event in events:
         batch.take_event(event)
@@ -100,7 +100,7 @@ def read_events(events: Iterable[Event], *, tenant: str, now: float) -> Telemetr
 
 
 def read_traces(spans: Iterable[TraceSpan], *, tenant: str, now: float) -> TelemetrySignals:
-    """The signals of spans and of their events; arguments as for `read_events`."""
+    """Return the signals of spans and of their events. Arguments as for `read_events`."""
     batch = _Batch(tenant, now)
     for span in spans:
         batch.take(span, _turn(span.attributes), lambda _, span=span: _span(span))
@@ -126,43 +126,43 @@ class _Batch:
         if turn is None:
             return
         try:
-            said = reader(event.attributes)
+            verdicts = reader(event.attributes)
         except _Unclear:
             self._unclear += 1
             return
-        for each in said:
+        for each in verdicts:
             signal = self._signal(event, turn, each)
             self._signals[signal.id] = signal
 
     def result(self) -> TelemetrySignals:
         return TelemetrySignals(signals=list(self._signals.values()), unclear=self._unclear)
 
-    def _signal(self, event: Event | TraceSpan, turn: str, said: _Said) -> Signal:
+    def _signal(self, event: Event | TraceSpan, turn: str, verdict: _Verdict) -> Signal:
         return Signal(
-            id=_id(event, turn, said),
+            id=_id(event, turn, verdict),
             tenant=self._tenant,
             turn=turn,
-            name=said.name,
-            value=said.value,
-            source=said.source,
+            name=verdict.name,
+            value=verdict.value,
+            source=verdict.source,
             occurred_at=event.time_ns / 1e9 if event.time_ns else self._now,
             received_at=self._now,
-            comment=said.comment,
+            comment=verdict.comment,
         )
 
 
-def _id(event: Event | TraceSpan, turn: str, said: _Said) -> str:
+def _id(event: Event | TraceSpan, turn: str, verdict: _Verdict) -> str:
     attributes = event.attributes
     session = [attributes.get(key) for key in (*_SESSIONS, "event.sequence")]
     named = [attributes.get(key) for key in (*_CALL_IDS, *_ANSWER_IDS)]
     place = [event.name, event.time_ns, event.trace_id, event.span_id]
-    content = [turn, said.name, said.value, said.source, said.comment]
+    content = [turn, verdict.name, verdict.value, verdict.source, verdict.comment]
     text = json.dumps([session, named, place, content])
     return f"otlp-{hashlib.sha256(text.encode()).hexdigest()[:40]}"
 
 
 def _turn(attributes: Attributes) -> str | None:
-    """The turn of ours that is named: by a tool call's id if there is one, else by an answer's id, meaning its first choice."""
+    """Return the turn of ours that is named: by a tool call's id if there is one, else by an answer's id, which means its first choice."""
     for call in _texts(attributes, _CALL_IDS):
         if turn := calling_turn(call):
             return turn
@@ -176,15 +176,15 @@ def _texts(attributes: Attributes, keys: Iterable[str]) -> Iterator[str]:
             yield value
 
 
-def _decided(*, accepted: bool, by_person: bool) -> _Said:
+def _decided(*, accepted: bool, by_person: bool) -> _Verdict:
     verb = "accepted" if accepted else "rejected"
     if by_person:
-        return _Said(name=f"tool_{verb}", source=Source.HUMAN)
-    return _Said(name=f"tool_auto_{verb}")
+        return _Verdict(name=f"tool_{verb}", source=Source.HUMAN)
+    return _Verdict(name=f"tool_auto_{verb}")
 
 
-def _ended(*, ok: bool) -> _Said:
-    return _Said(name="tool_ok" if ok else "tool_error")
+def _ended(*, ok: bool) -> _Verdict:
+    return _Verdict(name="tool_ok" if ok else "tool_error")
 
 
 def _word(attributes: Attributes, key: str) -> str:
@@ -192,21 +192,21 @@ def _word(attributes: Attributes, key: str) -> str:
     return value.lower() if isinstance(value, str) and len(value) <= _MAX_ID else ""
 
 
-def _truth(value: Scalar | None) -> bool | None:
-    """A boolean, which some agents write as "true" or "false"; None for anything else."""
+def _boolean(value: Scalar | None) -> bool | None:
+    """Return a boolean, which some agents send as "true" or "false"; None for anything else."""
     if isinstance(value, str):
         return {"true": True, "false": False}.get(value)
     return value if isinstance(value, bool) else None
 
 
-def _claude_decision(attributes: Attributes) -> Sequence[_Said]:
+def _claude_decision(attributes: Attributes) -> Sequence[_Verdict]:
     decision = _word(attributes, "decision")
     if decision not in ("accept", "reject"):
         raise _Unclear
     return [_decided(accepted=decision == "accept", by_person=_word(attributes, "source").startswith("user"))]
 
 
-def _codex_decision(attributes: Attributes) -> Sequence[_Said]:
+def _codex_decision(attributes: Attributes) -> Sequence[_Verdict]:
     decision = _word(attributes, "decision")
     accepted = decision.startswith("approved")  # also "approvedforsession"
     if not accepted and decision not in ("denied", "abort"):
@@ -214,39 +214,39 @@ def _codex_decision(attributes: Attributes) -> Sequence[_Said]:
     return [_decided(accepted=accepted, by_person=_word(attributes, "source") == "user")]
 
 
-def _result(attributes: Attributes) -> Sequence[_Said]:
-    ok = _truth(attributes.get("success"))
+def _result(attributes: Attributes) -> Sequence[_Verdict]:
+    ok = _boolean(attributes.get("success"))
     if ok is None:
         raise _Unclear
     if not ok and _word(attributes, "decision_type") == "reject":
-        return []  # it never ran, as its decision reports
+        return []  # it never ran; its decision is reported separately
     return [_ended(ok=ok)]
 
 
-def _qwen_call(attributes: Attributes) -> Sequence[_Said]:
-    ok, decision = _truth(attributes.get("success")), _word(attributes, "decision")
+def _qwen_call(attributes: Attributes) -> Sequence[_Verdict]:
+    ok, decision = _boolean(attributes.get("success")), _word(attributes, "decision")
     if ok is None:
         raise _Unclear
-    said: list[_Said] = []
+    verdicts: list[_Verdict] = []
     if decision == "modify":
-        said.append(_Said(name="tool_modified", source=Source.HUMAN))
-    elif decision == "auto_accept":  # a person's "always" and a configuration look alike
-        said.append(_decided(accepted=True, by_person=False))
+        verdicts.append(_Verdict(name="tool_modified", source=Source.HUMAN))
+    elif decision == "auto_accept":  # may be a person's "always" or a configuration
+        verdicts.append(_decided(accepted=True, by_person=False))
     elif decision == "accept":
-        said.append(_decided(accepted=True, by_person=True))
-    # the client also writes "reject" for answers it does not know, after which the tool runs
+        verdicts.append(_decided(accepted=True, by_person=True))
+    # the client also reports "reject" for answers that it does not know, after which the tool runs
     elif decision == "reject" and not ok:
-        said.append(_decided(accepted=False, by_person=True))
+        verdicts.append(_decided(accepted=False, by_person=True))
     if ok or (decision != "reject" and _word(attributes, "status") != "cancelled"):
-        said.append(_ended(ok=ok))
-    return said
+        verdicts.append(_ended(ok=ok))
+    return verdicts
 
 
-def _evaluation(attributes: Attributes) -> Sequence[_Said]:
-    told = attributes.get("gen_ai.evaluation.name")
-    if not isinstance(told, str) or len(told) > _MAX_ID:
+def _evaluation(attributes: Attributes) -> Sequence[_Verdict]:
+    given = attributes.get("gen_ai.evaluation.name")
+    if not isinstance(given, str) or len(given) > _MAX_ID:
         raise _Unclear
-    name = f"eval.{_NOT_IN_NAMES.sub('_', told)}"
+    name = f"eval.{_NOT_IN_NAMES.sub('_', given)}"
     if len(name) > _MAX_NAME or not any(map(str.isalnum, name.removeprefix("eval."))):
         raise _Unclear
     score = attributes.get("gen_ai.evaluation.score.value")
@@ -257,10 +257,12 @@ def _evaluation(attributes: Attributes) -> Sequence[_Said]:
     if not isinstance(score, int | float) or isinstance(score, bool) or not abs(score) <= MAX_VALUE:
         raise _Unclear
     why = attributes.get("gen_ai.evaluation.explanation")
-    return [_Said(name=name, value=float(score), comment=why[:_MAX_COMMENT] if isinstance(why, str) and why else None)]
+    return [
+        _Verdict(name=name, value=float(score), comment=why[:_MAX_COMMENT] if isinstance(why, str) and why else None)
+    ]
 
 
-def _span(span: TraceSpan) -> Sequence[_Said]:
+def _span(span: TraceSpan) -> Sequence[_Verdict]:
     attributes = span.attributes
     failed = span.failed or "error.type" in attributes
     is_tool = (
@@ -268,7 +270,7 @@ def _span(span: TraceSpan) -> Sequence[_Said]:
     )
     if is_tool:
         return [_ended(ok=not failed)]
-    return [_Said(name="response_error")] if failed and "gen_ai.response.id" in attributes else []
+    return [_Verdict(name="response_error")] if failed and "gen_ai.response.id" in attributes else []
 
 
 _EVALUATION = "gen_ai.evaluation.result"
@@ -283,10 +285,10 @@ _READERS: dict[str, _Reader] = {
 
 
 class Telemetry:
-    """The handlers of both routes. An export is answered when its signals are durable.
+    """Handlers of `/v1/logs` and `/v1/traces`. An export is answered once its signals are durable.
 
-    Records of an unknown kind are accepted and ignored; the number of records of a known kind that were not understood is reported as
-    OTLP's partial success.
+    Records of an unknown kind are accepted and ignored. The number of malformed records of a known kind is reported as OTLP's partial
+    success.
     """
 
     def __init__(self, parts: Parts, intake: Intake) -> None:
@@ -304,25 +306,25 @@ class Telemetry:
     async def _take(
         self,
         exchange: Exchange,
-        read: Callable[..., list[_Told]],
-        size: Callable[[list[_Told]], int],
+        read: Callable[..., list[_Record]],
+        size: Callable[[list[_Record]], int],
         understand: Callable[..., TelemetrySignals],
         answer: Any,
         rejected: str,
     ) -> None:
-        """Store the signals of an export. `answer`: the empty answer; `rejected`: its field for how many records were not understood."""
+        """Store the signals of an export. `answer`: the empty response; `rejected`: its field for the number of malformed records."""
         parts, tenant = self._parts, self._parts.keys.identify(exchange.headers).tenant
         parts.quotas.expect_events(tenant)  # before the body is read
         encoding = _encoding(exchange.headers)
         data = await exchange.data(partial(parts.quotas.count_bytes, tenant))
         reading = partial(read, data, encoding, depth=parts.config.max_depth, values=parts.config.max_values)
-        told = await parts.thread.run(tenant, len(data), reading)
-        parts.quotas.count_events(tenant, max(1, size(told)))
-        hearing = partial(understand, told, tenant=tenant, now=parts.clock())
-        heard = await parts.thread.run(tenant, len(data), hearing)
-        for start in range(0, len(heard.signals), MAX_EVENTS):
-            await self._intake.take(heard.signals[start : start + MAX_EVENTS])
-        await exchange.reply(200, _answer(heard, encoding, answer, rejected), kind=encoding.encode())
+        records = await parts.thread.run(tenant, len(data), reading)
+        parts.quotas.count_events(tenant, max(1, size(records)))
+        convert = partial(understand, records, tenant=tenant, now=parts.clock())
+        result = await parts.thread.run(tenant, len(data), convert)
+        for start in range(0, len(result.signals), MAX_EVENTS):
+            await self._intake.take(result.signals[start : start + MAX_EVENTS])
+        await exchange.reply(200, _answer(result, encoding, answer, rejected), kind=encoding.encode())
 
 
 def _size(spans: Sequence[TraceSpan]) -> int:
@@ -339,24 +341,24 @@ def _encoding(headers: Mapping[bytes, bytes]) -> Encoding:
         ) from None
 
 
-def _answer(heard: TelemetrySignals, encoding: Encoding, answer: Any, rejected: str) -> bytes:
-    if heard.unclear:
-        why = f"{heard.unclear} records of a known kind lack a decision, a result, or a name and finite score."
+def _answer(result: TelemetrySignals, encoding: Encoding, answer: Any, rejected: str) -> bytes:
+    if result.unclear:
+        why = f"{result.unclear} records of a known kind lack a decision, a result, or a name and finite score."
         answer.partial_success.error_message = why
-        setattr(answer.partial_success, rejected, heard.unclear)
+        setattr(answer.partial_success, rejected, result.unclear)
     return json_bytes(MessageToDict(answer)) if encoding is Encoding.JSON else answer.SerializeToString()
 
 
 # ---------------------------------------------------------------- feedback
 
 
-# one of these stands in each event's JSON: the name of a required field, or one of its letters as an escape, which encoders do not write
-_TARGET = (b'"target"', *(b"\\u00%x" % letter for letter in sorted(set(b"target"))))
-_EVENT = 100  # characters that a tokenizer takes in the time in which an event is checked
+# each event's JSON holds one of these: the name of a required field, or one of its letters as an escape, which encoders do not write
+_EVENT_MARKS = (b'"target"', *(b"\\u00%x" % letter for letter in sorted(set(b"target"))))
+_EVENT_COST = 100  # cost of checking an event, in characters that are tokenised in the same time
 
 
 def _refuse_reserved(signals: Sequence[Signal]) -> None:
-    """Raise Unauthorized for names of events, and beginnings of ids, that only Ostinato's own workers may use."""
+    """Raise Unauthorized for event names and id prefixes that are reserved for Ostinato's own workers."""
     for signal in signals:
         if signal.name in RESERVED:
             raise Unauthorized(
@@ -369,32 +371,32 @@ def _refuse_reserved(signals: Sequence[Signal]) -> None:
 
 
 class Feedback:
-    """The handler of the route."""
+    """Handler of `/v1/feedback`."""
 
     def __init__(self, parts: Parts, intake: Intake) -> None:
         self._parts = parts
         self._intake = intake
 
     async def take(self, exchange: Exchange) -> None:
-        """Take one event or a list. All are durable when the 202 is sent, which holds the status of each."""
+        """Store one event or a list. All are durable when the 202 is sent, which reports each one's status."""
         who = self._parts.keys.identify(exchange.headers)
         tenant = who.tenant
         quotas = self._parts.quotas
         quotas.expect_events(tenant)  # before the body is read
         data = await exchange.body(partial(quotas.count_bytes, tenant))
-        rated = await self._read_elsewhere(tenant, data)
-        if rated is None:
+        parsed = await self._read_elsewhere(tenant, data)
+        if parsed is None:
             body = await exchange.value(data)
-            quotas.count_events(tenant, count_events(body))  # before any is looked at
+            quotas.count_events(tenant, count_events(body))  # before any is parsed
             parse = partial(parse_feedback, body, tenant=tenant, now=self._parts.clock())
             signals = await self._parts.thread.run(
-                tenant, max(exchange.received // PER_PARSED, _EVENT * count_events(body)), parse
+                tenant, max(exchange.received // PARSED_PER_CHAR, _EVENT_COST * count_events(body)), parse
             )
             listed = isinstance(body, list)
         else:
-            if rated.refused is not None:
-                raise rated.refused
-            signals, listed = rated.signals, rated.listed
+            if parsed.refused is not None:
+                raise parsed.refused
+            signals, listed = parsed.signals, parsed.listed
         if not who.admin:
             _refuse_reserved(signals)
         statuses = await self._intake.take(signals)
@@ -402,24 +404,25 @@ class Feedback:
         await exchange.reply(202, json_bytes(answers if listed else answers[0]))
 
     async def _read_elsewhere(self, tenant: str, data: bytes) -> ReadEvents | None:
-        """The events of a long body, read in another process and charged; None for what is to be read here. Raises QuotaExceeded.
+        """Return the events of a long body, parsed in the reader process and charged; None if it must be parsed here. Raises QuotaExceeded.
 
-        Before anything is read, as many are charged as there are at most; a body beyond the quota is refused whole, and costs nobody time.
-        What is too much is given back once the reader has told their number: not to a client that leaves, for whom it reads on.
+        The most events that the body can hold are charged before it is parsed, so a body beyond the quota is refused without cost. The
+        excess is refunded once the number of events is known, but not if the client disconnects meanwhile: the reader still parses the
+        body.
         """
         reader, quotas = self._parts.reader, self._parts.quotas
         if reader is None or len(data) < LONG_CHARS:
             return None
-        most = max(1, min(sum(map(data.count, _TARGET)), MAX_EVENTS))
+        most = max(1, min(sum(map(data.count, _EVENT_MARKS)), MAX_EVENTS))
         quotas.count_events(tenant, most)
         read = partial(reader.feedback, data, tenant, self._parts.clock())
         try:
-            rated = await self._parts.thread.run(tenant, len(data), read)
-        except (BadRequest, QuotaExceeded):  # it is no JSON, or was not even queued
+            parsed = await self._parts.thread.run(tenant, len(data), read)
+        except (BadRequest, QuotaExceeded):  # not JSON, or the queue was full
             quotas.give_back_events(tenant, most)
             raise
-        events = 0 if rated is None else rated.events
-        if events > most:  # values that are no events
+        events = 0 if parsed is None else parsed.events
+        if events > most:  # a list may hold values that are no events
             quotas.count_events(tenant, events - most)
         quotas.give_back_events(tenant, max(0, most - events))
-        return rated
+        return parsed

@@ -1,10 +1,8 @@
-"""Writes signals to the log and reports the status of each.
+"""Parses the bodies of `POST /v1/feedback`, writes signals to the log, and reports the status of each.
 
-An event about another tenant's turn is answered exactly like an event about a turn that does not exist, so that it does not reveal which
-ids others have. Both are kept as they came, but for words about a turn whose words are not stored; a reward function is never shown a
-signal of another tenant.
-
-Bodies of `POST /v1/feedback`: from JSON to signals. Early, late, repeated and unordered events are all accepted.
+Early, late, repeated and unordered events are all accepted. An event about another tenant's turn is answered exactly like one about a turn
+that does not exist, so the status does not reveal other tenants' ids. Both are stored as sent, except comments and corrections on a turn
+whose text must not be stored. A reward function never gets another tenant's signal.
 """
 
 from __future__ import annotations
@@ -27,25 +25,25 @@ from ostinato.core.errors import BadRequest, OstinatoError, StorageFull, TooLarg
 from ostinato.core.line_survival import MOST_LINES, holds, line_spans, parse_ranges
 from ostinato.core.notices import Forgotten
 from ostinato.core.records import LineSurvival, Quarantine, Reward, Signal, Source, Turn, identity
-from ostinato.serve.dialects.dialect import SHOWN, printable, refusal, validate
-from ostinato.serve.fair_thread import PER_PARSED
+from ostinato.serve.dialects.dialect import MAX_REPORTED_FIELDS, printable, refusal, validate
+from ostinato.serve.fair_thread import PARSED_PER_CHAR
 from ostinato.serve.quotas import QuotaExceeded
 
-if TYPE_CHECKING:  # who parses events alone does without the gateway's other parts
+if TYPE_CHECKING:  # the parsing of events must not import the rest of the gateway
     from ostinato.serve.parts import Parts
 
-_REMEMBERED = 100_000  # turns
-_COMING = 100_000  # turns that are not in the log yet and whose words will not be, of all tenants
-_LEAST_COMING = 1_024  # of them, for a tenant beside many others
+_MAX_TURNS = 100_000  # turns held in memory
+_MAX_PENDING = 100_000  # turns held that are not in the log yet and whose text must not be stored, over all tenants
+_MIN_PENDING = 1_024  # of these, the fewest per tenant
 _V = TypeVar("_V")
 
 
 class Status(StrEnum):
     """The status of an event. Except for `changed`, the event is in the log.
 
-    `early`: no turn of yours has this id so far. `repeated`: the same event was taken before (its comment and correction are not compared
-    while no turn of yours has the id). `changed`: a different event was taken under this id, and stays. `late`: the turn's reward was
-    decided without it. `retracted`: the named event no longer counts.
+    `early`: no turn of this tenant has the id so far. `repeated`: the same event was stored before (comment and correction are not compared
+    while no turn of the tenant has the id). `changed`: a different event is stored under this id, and stays. `late`: the turn's reward was
+    decided without it. `retracted`: the event that it names no longer counts.
     """
 
     ACCEPTED = "accepted"
@@ -57,7 +55,7 @@ class Status(StrEnum):
 
 
 class Intake:
-    """Takes signals in.
+    """Stores signals.
 
     Example: ``statuses = await intake.take(parse_feedback(body, tenant="acme", now=now))``
     """
@@ -73,38 +71,39 @@ class Intake:
         self._scrubbing = parts.scrubbing
         self._tenants: OrderedDict[str, str] = OrderedDict()  # turn -> its tenant
         self._users: OrderedDict[str, str] = OrderedDict()  # turn -> its user, if comments are scrubbed
-        self._decided: OrderedDict[str, None] = OrderedDict()  # turns whose reward is known to be decided
-        # turns whose words are not stored, whoever says them: those among `_tenants`, and those that are not in the log yet
+        self._decided: OrderedDict[str, None] = OrderedDict()  # turns whose reward is already decided
+        # turns whose comments and corrections are not stored, whoever sends them: those in `_tenants`, and those not in the log yet
         self._unkept: set[str] = set()
-        # these by tenant, so that nobody can drive another's out
-        self._coming: defaultdict[str, OrderedDict[str, None]] = defaultdict(OrderedDict)
-        self._most_coming = max(_LEAST_COMING, _COMING // len(parts.keys.tenants))
+        # the latter by tenant, so that no tenant can evict another's
+        self._pending: defaultdict[str, OrderedDict[str, None]] = defaultdict(OrderedDict)
+        self._max_pending = max(_MIN_PENDING, _MAX_PENDING // len(parts.keys.tenants))
 
     def turn(self, turn: Turn) -> None:
-        """Note a turn in the log, so that feedback about it needs no lookup."""
-        self._unkept.difference_update(_remember(self._tenants, turn.id, turn.tenant))  # they are looked up again
+        """Register a turn that is in the log, so that feedback about it needs no lookup."""
+        # an evicted turn is looked up again
+        self._unkept.difference_update(_remember(self._tenants, turn.id, turn.tenant))
         if self._scrubbing is not None:
             _remember(self._users, turn.id, turn.user)
         if not turn.counts:
             self._unkept.add(turn.id)
-            self._coming[turn.tenant].pop(turn.id, None)
+            self._pending[turn.tenant].pop(turn.id, None)
 
     def forget(self, row: Forgotten) -> None:
-        """Drop whose turns were a person's."""
+        """Drop the turns of a forgotten person."""
         theirs = [turn for turn, user in self._users.items() if row.covers((self._tenants.get(turn, ""), user))]
         for turn in theirs:
             del self._users[turn]
 
-    def keep_no_words(self, tenant: str, turns: Sequence[str]) -> None:
-        """Store no comment or correction on these turns of a tenant, which are not in the log yet."""
+    def drop_text_of(self, tenant: str, turns: Sequence[str]) -> None:
+        """Drop comments and corrections on these turns of a tenant, which are not in the log yet."""
         for turn in turns:
             self._unkept.add(turn)
-            self._unkept.difference_update(_remember(self._coming[tenant], turn, None, self._most_coming))
+            self._unkept.difference_update(_remember(self._pending[tenant], turn, None, self._max_pending))
 
     async def take(self, signals: Sequence[Signal]) -> list[Status]:
-        """Write one tenant's signals, durable on return. Returns their statuses in order.
+        """Write one tenant's signals, durable on return. Return their statuses in order.
 
-        Raises StorageFull, Unavailable; BadRequest for lines that their answer does not have.
+        Raises StorageFull, Unavailable; BadRequest for lines that the answer does not have.
         """
         self._check_room()
         try:
@@ -133,19 +132,19 @@ class Intake:
             self._metrics.store_error()
             raise
         statuses: list[Status] = []
-        told: set[str] = set()
+        answered: set[str] = set()
         for signal, before in zip(signals, early, strict=True):
-            status = self._status(signal, before, stored, told, late)
-            told.add(signal.id)
+            status = self._status(signal, before, stored, answered, late)
+            answered.add(signal.id)
             foreign = self._tenants.get(signal.turn, signal.tenant) != signal.tenant
             self._metrics.event(signal.tenant, signal.name, status.value, foreign=foreign)
             statuses.append(status)
         return statuses
 
     async def _check_lines(self, signals: Sequence[Signal]) -> None:
-        """Raise BadRequest where a signal names lines that its answer does not have, or lines of an answer that is not stored yet.
+        """Raise BadRequest for a signal about lines that its answer does not have, or about an answer that is not stored yet.
 
-        No answer of another tenant is read.
+        Answers of other tenants are never read.
         """
         for place, signal in enumerate(signals):
             if signal.lines and not self._known(signal):
@@ -158,10 +157,10 @@ class Intake:
         if about:
             turns = {turn.id: turn for turn in await self._log.find(Turn, [(turn,) for turn in about])}
             size = sum(len(turn.text) for turn in turns.values())
-            await self._thread.run(signals[0].tenant, size // PER_PARSED, partial(_refuse_lines, signals, turns))
+            await self._thread.run(signals[0].tenant, size // PARSED_PER_CHAR, partial(_refuse_lines, signals, turns))
 
     def _check_room(self) -> None:
-        """Raise StorageFull while what is left of the disk is for turns, which cannot be sent again."""
+        """Raise StorageFull while the remaining space is reserved for turns, which cannot be sent again."""
         if self._room is not None and self._room() < 1e6 * self._least_free_mb:
             raise StorageFull(
                 f"The log's disk has less than {self._least_free_mb:g} MB left (serve.least_free_mb), which is kept for turns; free some "
@@ -169,8 +168,10 @@ class Intake:
             )
 
     async def _scrubbed(self, signals: Sequence[Signal]) -> tuple[Sequence[Signal], Sequence[Signal]]:
-        """The signals with placeholders in place of secrets and personal data: those of the turn's user, and those that it would have had
-        before its turn was known. In both modes, as no tool needs a comment's values and a correction may be learned.
+        """Return the signals with secrets and personal data masked, and as they would have been masked before their turn was known.
+
+        Placeholders are those of the turn's user, and of an anonymous one before the turn is known. This applies in both scrubbing modes,
+        because no tool needs a comment's values and a correction may be trained on.
         """
         scrubbing = self._scrubbing
         size = sum(len(signal.comment or "") + len(signal.correction or "") for signal in signals)
@@ -187,20 +188,20 @@ class Intake:
             whole = [masked(signal, user) for signal, user in zip(signals, mine, strict=True)]
             return whole, [masked(signal, ANONYMOUS) for signal in signals]
 
-        return await self._thread.run(signals[0].tenant, size // PER_PARSED, work)
+        return await self._thread.run(signals[0].tenant, size // PARSED_PER_CHAR, work)
 
     def _known(self, signal: Signal) -> bool:
         return self._tenants.get(signal.turn) == signal.tenant
 
     def _status(
-        self, signal: Signal, before: Signal, stored: dict[str, Signal], told: set[str], late: set[str]
+        self, signal: Signal, before: Signal, stored: dict[str, Signal], answered: set[str], late: set[str]
     ) -> Status:
         kept = stored.get(signal.id, signal)
-        if not self._known(signal):  # nobody is told that words about another's turn are not stored
+        if not self._known(signal):  # must not reveal whether the text of another tenant's turn is stored
             kept, signal, before = (replace(each, comment=None, correction=None) for each in (kept, signal, before))
         if not (_same(kept, signal) or _same(kept, before)):
             return Status.CHANGED
-        if kept.received_at != signal.received_at or signal.id in told:
+        if kept.received_at != signal.received_at or signal.id in answered:
             return Status.REPEATED
         if not self._known(signal):
             return Status.EARLY
@@ -211,7 +212,7 @@ class Intake:
         return Status.ACCEPTED
 
     async def _look_up(self, turns: Iterable[str], tenant: str) -> set[str]:
-        """Look up the turns' tenants and which turns are decided, where this is not yet known. Returns those whose words are not stored."""
+        """Look up the turns' tenants, and which turns are decided, where unknown. Return those whose comments are not stored."""
         unknown = [(turn,) for turn in turns if self._tenants.get(turn) != tenant]
         if unknown:
             for turn in await self._log.find(Turn, unknown):
@@ -225,14 +226,14 @@ class Intake:
         return unkept
 
     async def _stored(self, signals: Sequence[Signal]) -> dict[str, Signal]:
-        """The signals that the log now holds under the ids that these signals have or retract."""
+        """Return the signals in the log under the ids that these signals have or retract."""
         ids = dict.fromkeys(identity(signal) for signal in signals)
         ids |= dict.fromkeys((signal.tenant, signal.retracts) for signal in signals if signal.retracts is not None)
         return {row.id: row for row in await self._log.find(Signal, list(ids))}
 
 
 def _refuse_lines(signals: Sequence[Signal], turns: Mapping[str, Turn]) -> None:
-    """Raise BadRequest for the first signal about lines that its answer does not have; each text is read once."""
+    """Raise BadRequest for the first signal about lines that its answer does not have. Each text is parsed once."""
     known = set[tuple[str, int | None, str, int]]()
     for place, signal in enumerate(signals):
         turn = turns.get(signal.turn)
@@ -249,42 +250,42 @@ def _refuse_lines(signals: Sequence[Signal], turns: Mapping[str, Turn]) -> None:
 
 
 def _same(one: Signal, other: Signal) -> bool:
-    """True if both have the same content. `occurred_at` is compared only if both senders gave it: otherwise it is the arrival time."""
-    told = one.occurred_at != one.received_at and other.occurred_at != other.received_at
-    at = one.occurred_at if told else 0.0
+    """True if both have the same content. `occurred_at` is compared only if both senders gave it; otherwise it is the arrival time."""
+    both_given = one.occurred_at != one.received_at and other.occurred_at != other.received_at
+    at = one.occurred_at if both_given else 0.0
     return replace(one, received_at=0.0, occurred_at=at) == replace(
-        other, received_at=0.0, occurred_at=other.occurred_at if told else 0.0
+        other, received_at=0.0, occurred_at=other.occurred_at if both_given else 0.0
     )
 
 
 def _remember(known: OrderedDict[str, _V], key: str, value: _V, most: int | None = None) -> list[str]:
-    """Remember the newest `most` keys (None: `_REMEMBERED`). Returns those that are forgotten for it."""
+    """Add or renew a key; keep the newest `most` (None: `_MAX_TURNS`) and return the evicted keys."""
     known[key] = value
     known.move_to_end(key)
-    return [known.popitem(last=False)[0]] if len(known) > (_REMEMBERED if most is None else most) else []
+    return [known.popitem(last=False)[0]] if len(known) > (_MAX_TURNS if most is None else most) else []
 
 
 # ---------------------------------------------------------------- events
 
 
 MAX_EVENTS = 1000
-MAX_VALUE = 1e9  # absolute value: squares and sums of such values stay far below a float's maximum
+MAX_VALUE = 1e9  # absolute value; squares and sums of such values stay far below a float's maximum
 _MAX_RANGES = 4096  # characters of a list of line numbers
-_MAX_TEXTS = 16  # texts of one answer whose lines one event is about
+_MAX_TEXTS = 16  # texts of one answer per event with lines
 _MAX_TIME = 253_402_300_799.0  # the end of the year 9999
-_APART_S = 1e-6  # between the arrivals of two events of a list
+_APART_S = 1e-6  # between the arrival times of two events in a list
 
 _Id = Annotated[str, StringConstraints(min_length=1, max_length=256), AfterValidator(printable)]
 _Text = Annotated[str, StringConstraints(max_length=65_536)]
 
 
 class _Lines(BaseModel):
-    """Which lines of one text survive; see `LineSurvival`."""
+    """The lines of one text that survive; see `LineSurvival`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     argument: Annotated[str, StringConstraints(max_length=64, pattern=r"^[A-Za-z0-9_.-]*$")] = ""
     of: Annotated[int, Field(ge=1, le=MOST_LINES)]
-    followed: Annotated[str, StringConstraints(max_length=_MAX_RANGES)] = ""  # all lines
+    followed: Annotated[str, StringConstraints(max_length=_MAX_RANGES)] = ""  # "": all lines
     kept: Annotated[str, StringConstraints(max_length=_MAX_RANGES)]
 
     @field_validator("followed", "kept")
@@ -294,7 +295,7 @@ class _Lines(BaseModel):
         return ranges
 
     def survival(self, call: int | None) -> LineSurvival:
-        """Raises ValueError if a kept line is not among those followed."""
+        """Return the record. Raises ValueError if a kept line is not among those followed."""
         followed = parse_ranges(self.followed or f"1-{self.of}", self.of)
         kept = parse_ranges(self.kept, self.of)
         if not holds(followed, kept):
@@ -307,7 +308,7 @@ class _Event(BaseModel):
     id: _Id = Field(default_factory=lambda: f"fb-{secrets.token_hex(16)}")
     target: _Id
     name: Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.:-]+$")]
-    retracts: _Id | None = None  # before `value`, which may be left out with it
+    retracts: _Id | None = None  # must precede `value`, whose validator reads it
     value: bool | float | None = Field(default=None, union_mode="left_to_right", validate_default=True)
     source: str = Source.HUMAN.value
     correction: _Text | None = None
@@ -355,21 +356,21 @@ class _Event(BaseModel):
 
 
 def count_events(body: Any) -> int:
-    """How many events a body has, before any is parsed: 1 if it is not a list, at most `MAX_EVENTS`."""
+    """Return the number of events in a body, before any is parsed: 1 if it is not a list, at most `MAX_EVENTS`."""
     return max(1, min(len(body), MAX_EVENTS)) if isinstance(body, list) else 1
 
 
 def parse_feedback(body: Any, *, tenant: str, now: float) -> list[Signal]:
-    """The signals of one event or a list of events.
+    """Parse one event or a list of events into signals.
 
     Args:
         body: the JSON value.
         tenant: the sender; event ids are unique per tenant.
-        now: the arrival time, of each further event of a list a microsecond later, so that their order is kept; also the event time, for
+        now: the arrival time. Each further event of a list arrives a microsecond later, which preserves their order. It is also the time of
             events that give none.
 
     Raises:
-        BadRequest: names the fields at fault, "[3].value" within a list, up to the tenth bad event; no event of a bad list is taken.
+        BadRequest: names the bad fields, "[3].value" within a list, up to the tenth bad event. No event of such a list is stored.
         TooLarge: the list has more than `MAX_EVENTS` events.
     """
     if not isinstance(body, list):
@@ -384,7 +385,7 @@ def parse_feedback(body: Any, *, tenant: str, now: float) -> list[Signal]:
             signals.append(_signal(event, f"[{i}]", tenant, now + i * _APART_S))
         except BadRequest as error:
             wrong[error.field or f"[{i}]"] = str(error).removesuffix(".")
-        if len(wrong) == SHOWN and i + 1 < len(body):
+        if len(wrong) == MAX_REPORTED_FIELDS and i + 1 < len(body):
             raise refusal(wrong, f"the {len(body) - i - 1} events after [{i}] were not checked")
     if wrong:
         raise refusal(wrong)
@@ -410,5 +411,5 @@ def _signal(body: Any, where: str, tenant: str, now: float) -> Signal:
 
 
 def _turn(target: str) -> str:
-    """The turn that is named: by its own id, by a tool call's id, or by an answer's id, meaning its first choice."""
+    """Return the turn that a target names: by its own id, by a tool call's id, or by an answer's id, which means its first choice."""
     return target if ":" in target else calling_turn(target) or f"{target}:0"

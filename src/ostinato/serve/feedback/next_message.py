@@ -1,10 +1,10 @@
-"""Classifies what a person's next message says about the answer before it (implicit feedback), by rules. Pure; English only.
+"""Classifies what a person's next message says about the previous answer (implicit feedback), by rules. Pure; English only.
 
-The rules prefer misses to false positives: a message that matches none of them means only that the conversation went on. So most rules look
-at how a sentence or a part of it begins: "it fails" is a complaint, "what if it fails?" and "test that it fails" are not. The rules'
-version is recorded with each signal, so that signals from different versions can be told apart.
+The rules prefer misses to false positives: a message that matches none of them only means that the conversation went on. Most rules
+therefore look at how a sentence or a part of it begins: "it fails" is a complaint, "what if it fails?" and "test that it fails" are not.
+The rules' version is recorded with each signal, so that signals from different versions can be told apart.
 
-The phrases' patterns match lower-case words without punctuation, with short forms expanded ("does not" for "doesn't" and "doesnt").
+The patterns match lower-case words without punctuation, with contractions expanded ("does not" for "doesn't" and "doesnt").
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NAMES = {
 
 
 def _begins(*patterns: str, after: str = "") -> re.Pattern[str]:
-    """A pattern for any of several beginnings, after filler words: `_FILLERS` and those of `after`."""
+    """Compile a pattern for any of several beginnings, after filler words: `_FILLERS` and those in `after`."""
     joined = "|".join(patterns)
     for name, meaning in _NAMES.items():
         joined = re.sub(rf"\b{name}\b", lambda _, meaning=meaning: meaning, joined)
@@ -109,7 +109,7 @@ UNCLEAR = re.compile(
     r"\b(?:on purpose|anyway|(?:it|that|this) is (?:fine|ok|okay|good|great|expected)|feel free|no worries|do not worry|before you started|"
     r"in prod|in production|since (?:yesterday|last|this)|in the old|in my)\b|\b(?:as well|too)$"
 )
-"""Phrases of a person who is content after all, or who speaks of something other than the answer."""
+"""Phrases that make a complaint unlikely: the person is content after all, or speaks of something other than the answer."""
 
 OPPOSED = re.compile(r"^not (?!only|just|necessarily|yet|sure|that i)\w+")
 OPPOSING = re.compile(
@@ -120,7 +120,7 @@ THANKS = re.compile(
     r"super|exactly|well done|lgtm|looks good|good (?:job|work|one|catch|bot)|love (?:it|this)|"
     r"(?:it|that|this) (?:works|worked|did it|did the trick|fixed it|helped)|works|sweet|lifesaver|kudos|legend)\b"
 )
-WARM = frozenset(
+PRAISE_WORDS = frozenset(
     (  # noqa: SIM905 (a list of words reads better)
         "a again ah all amazing and answer awesome beautiful bot brilliant catch charm cheers cool danke did done excellent exactly "
         "exciting explanation fast finally fixed for good great green help helped hey i is it job lgtm like looking looks lot love lovely "
@@ -138,7 +138,7 @@ TOPIC = re.compile(
     r"different now\b|next up\b|moving on\b|unrelated\b(?! to)|switching (?:to|gears)|on another note|changing the (?:subject|topic)|"
     r"let us (?:move on|switch|talk about|now do|do something else)|forget (?:about )?(?:it|this|that)$)"
 )
-EMPTY = frozenset(
+STOP_WORDS = frozenset(
     (  # noqa: SIM905
         "a again an and are can could do for hello hey hi i in is it just me my now of ok okay on please pls so that the this to us we "
         "what which will would you your"
@@ -150,11 +150,11 @@ EMPTY = frozenset(
 # ---------------------------------------------------------------- rules
 
 VERSION = "rules@2"
-_MOST_WORDS = 60  # words that are read: displeasure shows early, and longer text is mostly pasted material
+_MOST_WORDS = 60  # words that are read; complaints come early, and longer text is mostly pasted material
 _MOST_CHARS = 800
-_MOST_WARM = 10  # most words of a message that only praises
-_MOST_CROSS = 40  # most words of a complaint or correction: a longer message has another purpose
-_FEWEST = 3  # fewest meaningful words with which a request can be recognised as a repetition
+_MAX_PRAISE_WORDS = 10  # most words of a message of pure praise
+_MAX_COMPLAINT_WORDS = 40  # most words of a complaint or correction; longer messages have another purpose
+_MIN_REPEATED_WORDS = 3  # fewest meaningful words of a request that can be recognised as a repetition
 _SENTENCES = re.compile(r"(?<![.!?])([.!?]+)(?=\s|$)|\n+")
 _PARTS = re.compile(r"(?<![,;:()])[,;:()]+(?=\s|$)|\s(?=\()|\s-+\s|(?<!\s)\s+[\u2013\u2014]\s*|[\u2013\u2014]\s*")
 _QUOTED = re.compile(r"\"[^\"\n]*\"|\u201c[^\u201d\n]*\u201d|`[^`\n]*`")
@@ -179,14 +179,14 @@ DISSATISFIED = frozenset({NextMessage.RETRY, NextMessage.CORRECTION, NextMessage
 
 
 class _Part(NamedTuple):
-    """A part of a sentence, normalised by `_plain`; `asks`: the sentence is a question."""
+    """A part of a sentence, normalised by `_plain`. `asks`: the sentence is a question."""
 
     words: str
     asks: bool
 
 
 def kind_of(message: str, before: str, answer: str = "") -> NextMessage:
-    """The kind of a message that followed `answer` to the request `before`; all as the person typed or saw them.
+    """Return the kind of a message that followed `answer` to the request `before`; all three as the person typed or saw them.
 
     If the answer ended in a question, "no" and "not that" are replies to it and not corrections.
 
@@ -204,7 +204,7 @@ def kind_of(message: str, before: str, answer: str = "") -> NextMessage:
         return NextMessage.PRAISE
     if any(TOPIC.search(words) for words in (whole, *(part.words for part in parts[:2]))):
         return NextMessage.TOPIC
-    if len(whole.split()) > _MOST_CROSS or UNCLEAR.search(whole):
+    if len(whole.split()) > _MAX_COMPLAINT_WORDS or UNCLEAR.search(whole):
         return NextMessage.GOES_ON
     if any(_complains(part) for part in parts):
         return NextMessage.COMPLAINT
@@ -220,7 +220,7 @@ def _complains(part: _Part) -> bool:
 
 
 def _corrects(first: str, parts: Sequence[_Part], whole: str, *, asked: bool) -> bool:
-    """True if the message changes what was done. A question does not, unless it asks to take something back."""
+    """True if the message changes what was done. A question does so only if it asks to undo something."""
     if parts[0].asks and len(parts) == 1:
         return TAKING_BACK.search(first) is not None and bool(CORRECTION.search(first))
     if not asked and ((NO.search(whole) and len(whole.split()) > 1) or NOT.search(first)):
@@ -236,7 +236,12 @@ def _corrects(first: str, parts: Sequence[_Part], whole: str, *, asked: bool) ->
 def _praises(whole: str, parts: Sequence[_Part]) -> bool:
     words = whole.split()
     asks = any(part.asks for part in parts)
-    return not asks and len(words) <= _MOST_WARM and THANKS.search(whole) is not None and WARM.issuperset(words)
+    return (
+        not asks
+        and len(words) <= _MAX_PRAISE_WORDS
+        and THANKS.search(whole) is not None
+        and PRAISE_WORDS.issuperset(words)
+    )
 
 
 def _asks(answer: str) -> bool:
@@ -245,13 +250,13 @@ def _asks(answer: str) -> bool:
 
 
 def _same(message: str, before: str) -> bool:
-    """True if two requests have enough meaningful words and differ only in words without meaning."""
-    one, other = ([word for word in _plain(text).split() if word not in EMPTY] for text in (message, before))
-    return len(one) >= _FEWEST and one == other
+    """True if two requests have enough meaningful words and differ only in others."""
+    one, other = ([word for word in _plain(text).split() if word not in STOP_WORDS] for text in (message, before))
+    return len(one) >= _MIN_REPEATED_WORDS and one == other
 
 
 def _parts_of(message: str) -> Iterator[_Part]:
-    """The parts of its sentences, up to about `_MOST_WORDS` words; quoted text is left out, as it is not the person's own."""
+    """Yield the parts of the sentences, up to about `_MOST_WORDS` words. Quoted text is skipped, since it is not the person's own."""
     bare = _QUOTED.sub(" ", message[:_MOST_CHARS].replace("\u2019", "'"))
     left, at = _MOST_WORDS, 0
     for end in (*_SENTENCES.finditer(bare), None):
@@ -266,7 +271,7 @@ def _parts_of(message: str) -> Iterator[_Part]:
 
 
 def _plain(text: str) -> str:
-    """Lower case, one line, without punctuation; short forms such as "doesn't" and "dont" in full."""
+    """Return the text in lower case on one line, without punctuation, with contractions such as "doesn't" and "dont" expanded."""
     lowered = _SHORTENED.sub(r"\1 not", text.lower().replace("\u2019", "'"))
     lowered = lowered.replace("ca not", "can not").replace("wo not", "will not")
     lowered = (

@@ -1,6 +1,6 @@
-"""OTLP over HTTP, inbound: the bytes of an export to plain events, the same ones from protobuf and from JSON.
+"""Parses OTLP/HTTP exports into plain events, the same from protobuf and from JSON.
 
-Of the attributes only scalars are kept (strings, booleans, numbers); lists and maps are dropped. An attribute or a time that cannot be read
+Only scalar attributes are kept (strings, booleans, numbers); lists and maps are dropped. An attribute or a time that cannot be parsed
 counts as absent, so that one malformed record does not cost its whole batch.
 """
 
@@ -23,7 +23,7 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 from ostinato.core.errors import BadRequest, TooLarge
 from ostinato.serve.wire.body import parse_json
 
-MAX_RECORDS = 10_000  # log records, or spans and their events, of one request
+MAX_RECORDS = 10_000  # log records per request, or spans and their events
 
 _STATUS_ERROR = 2
 _HEX = re.compile(r"[0-9a-fA-F]+")
@@ -50,9 +50,9 @@ class Event:
     """A log record, or an event of a span.
 
     Attributes:
-        name: the event's name; the attribute `event.name`, which exporters of older conventions use, takes precedence.
+        name: the event's name. The attribute `event.name` of older exporters takes precedence.
         time_ns: nanoseconds since 1970; 0 if unknown.
-        attributes: those with a single value.
+        attributes: the scalar ones.
         trace_id, span_id: lower-case hexadecimal digits; "" if there are none.
     """
 
@@ -65,7 +65,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSpan:
-    """A span and its events. `time_ns` is its end (its start if it has none); `failed`: its status is an error."""
+    """A span and its events. `time_ns`: its end, or its start if it has no end; `failed`: its status is an error."""
 
     name: str
     time_ns: int
@@ -77,16 +77,16 @@ class TraceSpan:
 
 
 def read_logs(data: bytes, encoding: Encoding, *, depth: int, values: int) -> list[Event]:
-    """The log records of an `ExportLogsServiceRequest`.
+    """Return the log records of an `ExportLogsServiceRequest`.
 
     Args:
         data: the body, decompressed.
         encoding: its encoding.
-        depth: deepest nesting accepted in JSON; protobuf has its own limit of 100.
+        depth: deepest nesting accepted in JSON; protobuf has its own limit of 100 levels.
         values: most values accepted; in protobuf, most attributes.
 
     Raises:
-        BadRequest: the body is not such a request.
+        BadRequest: the body is malformed.
         TooLarge: more than `MAX_RECORDS` records, or more than `values` values.
     """
     if encoding is Encoding.JSON:
@@ -100,7 +100,7 @@ def read_logs(data: bytes, encoding: Encoding, *, depth: int, values: int) -> li
 
 
 def read_spans(data: bytes, encoding: Encoding, *, depth: int, values: int) -> list[TraceSpan]:
-    """The spans of an `ExportTraceServiceRequest`; arguments and errors are those of `read_logs`."""
+    """Return the spans of an `ExportTraceServiceRequest`. Arguments and errors as for `read_logs`."""
     if encoding is Encoding.JSON:
         body = _json_body(data, depth, values)
         found = _nested(body, "resourceSpans", "scopeSpans", "spans")
@@ -121,7 +121,7 @@ def _limited(members: Sequence[_Member], taken: int = 0) -> Sequence[_Member]:
 
 
 def _flat(groups: Iterable[_Group], inner: Callable[[_Group], Sequence[_Member]], *, taken: int = 0) -> list[_Member]:
-    """All groups' members. Raises TooLarge before more than `MAX_RECORDS` are read, including the `taken` that were counted before."""
+    """Return the members of all groups. Raises TooLarge before more than `MAX_RECORDS` are read, counting the `taken` from before."""
     found: list[_Member] = []
     for group in groups:
         found.extend(_limited(inner(group), taken + len(found)))
@@ -133,9 +133,9 @@ def _check_values(counts: Iterable[int], most: int) -> None:
         raise TooLarge(f"The body contains more than {most} attributes; export smaller batches.")
 
 
-def _named(name: str, attributes: Attributes, body: str) -> str:
-    told = attributes.get("event.name")
-    return told if isinstance(told, str) and told else name or body
+def _event_name(name: str, attributes: Attributes, body: str) -> str:
+    attribute = attributes.get("event.name")
+    return attribute if isinstance(attribute, str) and attribute else name or body
 
 
 # Protobuf
@@ -153,7 +153,7 @@ def _log(record: LogRecord) -> Event:
     attributes = _attributes(record.attributes)
     body = record.body.string_value
     return Event(
-        name=_named(record.event_name, attributes, body),
+        name=_event_name(record.event_name, attributes, body),
         time_ns=record.time_unix_nano or record.observed_time_unix_nano,
         attributes=attributes,
         trace_id=record.trace_id.hex(),
@@ -233,7 +233,7 @@ def _json_log(record: Mapping[str, Any]) -> Event:
     body = _json_scalar(record.get("body"))
     text = body if isinstance(body, str) else ""
     return Event(
-        name=_named(_text(record.get("eventName")), attributes, text),
+        name=_event_name(_text(record.get("eventName")), attributes, text),
         time_ns=_time(record.get("timeUnixNano")) or _time(record.get("observedTimeUnixNano")),
         attributes=attributes,
         trace_id=_hex(record.get("traceId")),
@@ -250,7 +250,7 @@ def _json_span(span: Mapping[str, Any]) -> TraceSpan:
         attributes=_json_attributes(span),
         trace_id=trace_id,
         span_id=span_id,
-        failed=isinstance(status, dict) and _whole(status.get("code"), _INT64) == _STATUS_ERROR,
+        failed=isinstance(status, dict) and _integer(status.get("code"), _INT64) == _STATUS_ERROR,
         events=tuple(
             Event(
                 name=_text(event.get("name")),
@@ -283,7 +283,7 @@ def _json_scalar(value: Any) -> Scalar | None:
     if isinstance(flag := value.get("boolValue"), bool):
         return flag
     if "intValue" in value:
-        return _whole(value["intValue"], _INT64)
+        return _integer(value["intValue"], _INT64)
     return _double(value.get("doubleValue"))
 
 
@@ -298,14 +298,14 @@ def _double(value: Any) -> float | None:
         return None
 
 
-def _whole(value: Any, span: range) -> int | None:
+def _integer(value: Any, span: range) -> int | None:
     if isinstance(value, str) and _DIGITS.fullmatch(value):
         value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and value in span else None
 
 
 def _time(value: Any) -> int:
-    return _whole(value, _UINT64) or 0
+    return _integer(value, _UINT64) or 0
 
 
 def _hex(value: Any) -> str:

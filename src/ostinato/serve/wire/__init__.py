@@ -1,1 +1,1 @@
-"""The HTTP layer: request/response exchanges, their limits on size, time and nesting, connection checks, and error responses."""
+"""The HTTP layer: request/response exchanges, limits on their size, time and nesting, connection checks, and error responses."""

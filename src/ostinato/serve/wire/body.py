@@ -1,7 +1,8 @@
-"""From bytes on the wire to a JSON value: size, time, encoding, nesting and number of values are checked before anything is built.
+"""Reads request bodies: from bytes on the wire to a JSON value. Size, time, encoding, nesting and number of values are checked before
+anything is built.
 
-This is the first boundary that untrusted input meets; it returns a plain value of bounded size and depth with valid text. Compressed
-bodies are unpacked to a bounded length.
+This is the first boundary that untrusted input meets. It returns a plain value of bounded size and depth with valid text. Compressed bodies
+are decompressed to a bounded length.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from ostinato.core.json_shape import check_json
 
 
 _GZIP = 16 + zlib.MAX_WBITS
-_MOST_WINDOW = 8 * 2**20  # bytes: what every zstd decoder must support
+_MOST_WINDOW = 8 * 2**20  # bytes; every zstd decoder must support this window
 
 Unpack = Callable[[bytes], bytes]
-"""The content of a compressed body. Raises BadRequest, TooLarge."""
+"""Decompresses a body. Raises BadRequest, TooLarge."""
 
 
 class UnsupportedMedia(BadRequest):
@@ -36,9 +37,9 @@ class UnsupportedMedia(BadRequest):
 
 
 def unpacking(headers: Mapping[bytes, bytes], limit: int) -> Unpack | None:
-    """How to unpack a body with these headers (lower-case names) to at most `limit` bytes; None if it is not compressed.
+    """Return the function that decompresses a body with these headers (lower-case names) to at most `limit` bytes; None: uncompressed.
 
-    Raises UnsupportedMedia for an encoding that is not known here.
+    Raises UnsupportedMedia for an unknown encoding.
     """
     encoding = headers.get(b"content-encoding", b"").strip().lower().decode("latin-1")
     match encoding:
@@ -57,21 +58,21 @@ def unpacking(headers: Mapping[bytes, bytes], limit: int) -> Unpack | None:
 
 
 def _inflated(data: bytes, limit: int, bits: int, name: str) -> bytes:
-    """At most `limit` + 1 bytes are ever held."""
+    """Decompress data; at most `limit` + 1 bytes are ever held."""
     stream = zlib.decompressobj(bits)
     try:
         content = stream.decompress(data, limit + 1)
     except zlib.error:
-        raise _other(name) from None
+        raise _wrong_encoding(name) from None
     if len(content) > limit:
         raise _too_long(limit)
     if not stream.eof or stream.unused_data:
-        raise _unended(name)
+        raise _incomplete(name)
     return content
 
 
 def _zstd(data: bytes, limit: int) -> bytes:
-    """At most `limit` + 1 bytes and a window are ever held, whatever length the frame declares."""
+    """Decompress data; at most `limit` + 1 bytes and a window are ever held, whatever length the frame declares."""
     decompressor = zstandard.ZstdDecompressor(max_window_size=_MOST_WINDOW)
     try:
         if len(decompressor.stream_reader(data).read(limit + 1)) > limit:
@@ -79,9 +80,9 @@ def _zstd(data: bytes, limit: int) -> bytes:
         stream = decompressor.decompressobj()
         content = stream.decompress(data)
     except zstandard.ZstdError:
-        raise _other("zstd") from None
+        raise _wrong_encoding("zstd") from None
     if not stream.eof or stream.unused_data:
-        raise _unended("zstd")
+        raise _incomplete("zstd")
     return content
 
 
@@ -89,11 +90,11 @@ def _too_long(limit: int) -> TooLarge:
     return TooLarge(f"The body is longer than {limit} bytes when unpacked; send less at once.")
 
 
-def _other(name: str) -> BadRequest:
+def _wrong_encoding(name: str) -> BadRequest:
     return BadRequest(f"The body is not {name}, as Content-Encoding says; send it so, or uncompressed.")
 
 
-def _unended(name: str) -> BadRequest:
+def _incomplete(name: str) -> BadRequest:
     return BadRequest(f"The body is not one whole piece of {name}; it ends too early, or something follows.")
 
 
@@ -101,7 +102,7 @@ def _unended(name: str) -> BadRequest:
 
 
 _FIELDS, _ITEMS = msgspec.json.Decoder(dict[str, msgspec.Raw]), msgspec.json.Decoder(list[msgspec.Raw])
-_DRAIN_FACTOR = 16  # how far beyond the limit a refused body is read, so that the client can see the refusal
+_DRAIN_FACTOR = 16  # a refused body is read up to this many times the limit, so that the client sees the refusal
 _LENGTH_DIGITS = 20
 
 
@@ -113,20 +114,20 @@ async def read_body(
     timeout_s: float,
     charge: Callable[[int], None],
 ) -> bytes:
-    """A request body, unpacked.
+    """Return a request body, decompressed.
 
     Args:
         chunks: the body as it arrives.
         headers: the request's headers, lower-case names.
-        limit: most bytes taken, compressed and uncompressed.
+        limit: most bytes accepted, compressed and decompressed.
         timeout_s: longest wait for the whole body.
-        charge: called with the number of bytes, before they are read if Content-Length declares them; may raise. What unpacking adds is
-            charged after it.
+        charge: called with the number of bytes, before they are read if Content-Length declares them; may raise. What decompression adds is
+            charged afterwards.
 
     Raises:
-        TooLarge: more bytes than `limit` (no more than that are ever held).
-        UnsupportedMedia: compressed in an unknown way.
-        BadRequest: late, or not compressed as it says.
+        TooLarge: more bytes than `limit` (which are never held).
+        UnsupportedMedia: an unknown compression.
+        BadRequest: the body is late, or not compressed as declared.
     """
     unpack = unpacking(headers, limit)
     try:
@@ -142,17 +143,17 @@ async def read_body(
 
 
 def parse_json(data: bytes, *, depth: int, values: int, unread: Collection[str] = ()) -> Any:
-    """The value of a JSON text of at most `depth` levels and `values` values, counted through all levels.
+    """Parse a JSON text of at most `depth` levels and `values` values, counted over all levels.
 
-    If the value is an object that has a list in one of the fields `unread`, the list's items are left as JSON text (`msgspec.Raw`); what
-    is malformed in such an item shows when it is decoded.
+    If the value is an object with a list in one of the fields `unread`, the list's items are left as JSON text (`msgspec.Raw`); an error in
+    such an item surfaces when it is decoded.
 
-    Raises BadRequest, which says where the text is malformed, and TooLarge.
+    Raises BadRequest, which locates the error in the text, and TooLarge.
     """
     check_json(data, depth=depth, values=values)
     if unread:
-        with suppress(msgspec.MsgspecError, ValueError):  # what is wrong is told below
-            data.decode()  # also what is skipped must be text
+        with suppress(msgspec.MsgspecError, ValueError):  # the error is raised below
+            data.decode()  # skipped items must be valid UTF-8, too
             return _in_part(data, unread)
     try:
         return msgspec.json.decode(data)
@@ -171,8 +172,8 @@ def _in_part(data: bytes, unread: Collection[str]) -> Any:
 
 
 def _malformed(why: str, data: bytes) -> str:
-    """What the decoder says, in words of ours where there is a remedy."""
-    truncated = "truncated" in why  # also where half of a surrogate pair stands at the very end
+    """Return the decoder's message, reworded where there is a remedy."""
+    truncated = "truncated" in why  # also if half of a surrogate pair is at the very end
     if "surrogate" in why or (truncated and b"\\ud" in data[-16:].lower()):
         return "A string contains half of a surrogate pair (\\ud800-\\udfff); send whole characters."
     if "out of range" in why:
@@ -192,12 +193,12 @@ def _place(data: bytes, at: int, word: str) -> str:
 
 
 def content_type(headers: Mapping[bytes, bytes]) -> str:
-    """The declared type of a body, without parameters; "" if none is declared."""
+    """Return the declared type of a body without parameters; "" if none is declared."""
     return headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
 
 
 def _declared(headers: Mapping[bytes, bytes]) -> int:
-    """The body's declared length in bytes; 0 if none is declared."""
+    """Return the body's declared length in bytes; 0 if none is declared."""
     length = headers.get(b"content-length", b"")
     return int(length) if length.isdigit() and len(length) <= _LENGTH_DIGITS else 0
 
@@ -205,7 +206,7 @@ def _declared(headers: Mapping[bytes, bytes]) -> int:
 async def _read(chunks: AsyncIterator[bytes], limit: int, declared: int, charge: Callable[[int], None]) -> bytes:
     held = bytearray()
     size = 0
-    charged = min(declared, limit * _DRAIN_FACTOR)  # more is not read
+    charged = min(declared, limit * _DRAIN_FACTOR)  # no more is ever read
     charge(charged)
     async for chunk in chunks:
         size += len(chunk)

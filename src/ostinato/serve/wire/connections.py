@@ -7,11 +7,11 @@ from ipaddress import IPv6Address
 
 
 class Connections:
-    """Counts the open connections.
+    """Counts open connections.
 
     Args:
-        most: most connections in total; 0: any number.
-        per_address: most connections per address, for IPv6 per /64 network, since one host owns all its addresses; 0: any number.
+        most: most connections in total; 0: no limit.
+        per_address: most connections per address (for IPv6 per /64 network, since one host owns all its addresses); 0: no limit.
 
     Example: ``Connections(most=800, per_address=100).enter("10.0.0.7")``
     """
@@ -23,7 +23,7 @@ class Connections:
         self._open: Counter[str] = Counter()
 
     def enter(self, address: str) -> bool:
-        """Count a connection from this address; returns False, without counting it, if there are too many."""
+        """Count a connection from this address. Return False, without counting it, if there are too many."""
         where = _network(address)
         if 0 < self._most <= self._all or 0 < self._per_address <= self._open[where]:
             return False
@@ -32,7 +32,7 @@ class Connections:
         return True
 
     def leave(self, address: str) -> None:
-        """A connection that `enter` admitted has ended."""
+        """Count the end of a connection that `enter` admitted."""
         where = _network(address)
         self._all -= 1
         self._open[where] -= 1

@@ -1,6 +1,6 @@
 """One HTTP request and its response: headers, the JSON body, and a response sent whole or streamed, each in bounded time.
 
-The outermost layer of each route checks the origin, turns exceptions into its dialect's errors, and reports statuses to the metrics.
+`Endpoint`, the outermost layer of each route, checks the origin, turns exceptions into its dialect's errors, and counts statuses.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ JSON = b"application/json"
 _SESSION = "ostinato.session"  # a key of the scope
 
 
-def in_session(scope: Scope) -> Scope:
-    """Strip `/s/SESSION` from a path and keep the session's name, for clients that can be given a URL but no header.
+def strip_session(scope: Scope) -> Scope:
+    """Strip `/s/SESSION` from a path and keep the session's name, for clients that can configure a URL but no header.
 
-    Example: ``in_session({"path": "/s/fix-login/v1/models"})["path"] == "/v1/models"``
+    Example: ``strip_session({"path": "/s/fix-login/v1/models"})["path"] == "/v1/models"``
     """
     path: str = scope["path"]
     if not path.startswith("/s/"):
@@ -47,17 +47,17 @@ def in_session(scope: Scope) -> Scope:
     return {**scope, "path": f"/{rest}", _SESSION: name} if slash and rest.startswith("v1/") else scope
 
 
-def tidied(scope: Scope) -> Scope:
-    """A path below /v1 without doubled and trailing slashes, which clients make when they join a base URL and a path.
+def normalised_path(scope: Scope) -> Scope:
+    """Remove doubled and trailing slashes from a path below /v1; clients produce them when they join a base URL and a path.
 
-    Example: ``tidied({"path": "//v1//models/"})["path"] == "/v1/models"``
+    Example: ``normalised_path({"path": "//v1//models/"})["path"] == "/v1/models"``
     """
     path = "/" + "/".join(filter(None, scope["path"].split("/")))
-    return in_session({**scope, "path": path}) if path.startswith(("/v1/", "/s/")) else scope
+    return strip_session({**scope, "path": path}) if path.startswith(("/v1/", "/s/")) else scope
 
 
 def _checked(name: str, value: str) -> str:
-    """A header's value, whose characters are those that names in a body may hold. Raises BadRequest."""
+    """Return a header's value if it has the characters that names in a body may have. Raises BadRequest."""
     with suppress(ValueError):
         if 0 < len(value) <= MAX_HEADER_CHARS:
             return printable(value)
@@ -65,10 +65,12 @@ def _checked(name: str, value: str) -> str:
 
 
 class Exchange:
-    """A request and its response, as handlers receive it. `status` is 0 until the response's head is sent; `said` is False until a part
-    of the body other than a comment is sent; `watch` is set while a model call runs; `came_at` is when the request's head was read, by
-    `time.monotonic`; `received` is the length of the body, unpacked; `shared` are headers of every answer, by which the page that
-    asked may read it; `failure` shapes an error that ends a stream which has begun.
+    """A request and its response, as handlers get it.
+
+    `status` is 0 until the response's head is sent. `body_sent` is False until a part of the body is sent (heartbeats do not count).
+    `watch` is set while a model call runs. `came_at` is when the request's head was read, by `time.monotonic`. `received` is the number
+    of body bytes, decompressed. `shared` holds the CORS headers of every response. `failure` formats an error that ends a stream which
+    has begun.
 
     Example: ``await exchange.reply(200, json_bytes({"object": "list"}))``
     """
@@ -82,7 +84,7 @@ class Exchange:
         self.received = 0
         self.came_at = time.monotonic()
         self.status = 0
-        self.said = False
+        self.body_sent = False
         self.shared: Headers = []
         self.failure: Callable[[OstinatoError], str] = str
         self.watch: DisconnectWatch | None = None
@@ -90,7 +92,7 @@ class Exchange:
         self._config = config
 
     def text(self, name: str) -> str | None:
-        """A header's value: UTF-8, or Latin-1 if it is not; None if it is absent. Raises BadRequest."""
+        """Return a header's value as UTF-8, or as Latin-1 if it is not; None if it is absent. Raises BadRequest."""
         raw = self.headers.get(name.lower().encode())
         if raw is None:
             return None
@@ -102,30 +104,30 @@ class Exchange:
 
     @property
     def session(self) -> str | None:
-        """The session named in the path, as in `/s/SESSION/v1/...`; None without one. Raises BadRequest."""
+        """The session named in the path (`/s/SESSION/v1/...`); None if there is none. Raises BadRequest."""
         return None if self._session is None else _checked("The session in the address", self._session)
 
     async def json(self, charge: Callable[[int], None]) -> Any:
-        """The body's JSON value; `charge` is called with its bytes as in `read_body`. Raises BadRequest, TooLarge, ClientGone."""
+        """Read the body and return its JSON value; `charge` as in `read_body`. Raises BadRequest, TooLarge, ClientGone."""
         return await self.value(await self.body(charge))
 
     async def value(self, data: bytes) -> Any:
-        """The JSON value of a body, parsed on a thread if it is long. Raises BadRequest, TooLarge."""
+        """Return the JSON value of a body, parsed on a thread if it is long. Raises BadRequest, TooLarge."""
         return self.parsed(data) if len(data) <= LONG_BYTES else await asyncio.to_thread(self.parsed, data)
 
     def parsed(self, data: bytes, unread: Collection[str] = ()) -> Any:
-        """The JSON value of a body; the items of its lists `unread` stay text. Raises BadRequest, TooLarge."""
+        """Return the JSON value of a body; items of the lists in the fields `unread` stay text. Raises BadRequest, TooLarge."""
         return parse_json(data, depth=self._config.max_depth, values=self._config.max_values, unread=unread)
 
     async def body(self, charge: Callable[[int], None]) -> bytes:
-        """The body as JSON text; `charge` is called with its bytes as in `read_body`. Raises BadRequest, TooLarge, ClientGone."""
+        """Read the body, whose type must be JSON; `charge` as in `read_body`. Raises BadRequest, TooLarge, ClientGone."""
         kind = content_type(self.headers)
         if kind != "application/json":  # this also keeps a web page from posting here without a CORS preflight
             raise BadRequest(f"Content-Type is {kind or 'missing'!r}; send 'application/json'.")
         return await self.data(charge)
 
     async def data(self, charge: Callable[[int], None]) -> bytes:
-        """The body, whatever its type, unpacked; `charge` as in `read_body`. Raises BadRequest, TooLarge, ClientGone."""
+        """Read the body of any type, decompressed; `charge` as in `read_body`. Raises BadRequest, TooLarge, ClientGone."""
         config = self._config
 
         def counted(size: int) -> None:
@@ -152,18 +154,18 @@ class Exchange:
         await self._put({"type": "http.response.start", "status": status, "headers": [*headers, *self.shared]})
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
-        """Send a piece of the body. Raises ClientGone; for the last piece also if the client is already known to have left."""
-        watch, self.said = self.watch, True
+        """Send a piece of the body. Raises ClientGone; for the last piece also if the client is known to have disconnected."""
+        watch, self.body_sent = self.watch, True
         if not last or watch is None:
             await self._put({"type": "http.response.body", "body": data, "more_body": not last})
             return
-        # The server silently discards bytes for a client that has left: a disconnect that has arrived by now ends the task here.
+        # The server silently discards bytes for a disconnected client: this lets a pending disconnect end the task here.
         await asyncio.sleep(0)
         await self._put({"type": "http.response.body", "body": data, "more_body": False})
         watch.answered = True
 
     async def aside(self, head: Headers, data: bytes) -> None:
-        """Send a piece of a streamed body from outside the watched task, with the head first if it was not sent. Raises OSError."""
+        """Send a piece of a streamed body from outside the watched task, preceded by the head if that is not sent yet. Raises OSError."""
         async with asyncio.timeout(self._config.send_timeout_s):
             if not self.status:
                 self.status = 200
@@ -179,7 +181,7 @@ class Exchange:
                 return
             async with asyncio.timeout(limit_s):
                 await self._send(message)
-        except OSError:  # TimeoutError is one
+        except OSError:  # includes TimeoutError
             raise ClientGone from None
 
     async def _body(self) -> AsyncIterator[bytes]:
@@ -197,13 +199,13 @@ class Exchange:
 
 
 _LOG = logging.getLogger(__name__)
-_GONE = 499  # nginx' number for a client that closed the connection; never sent
+_GONE = 499  # nginx' status for a client that closed the connection; never sent
 
 Handler = Callable[[Exchange], Awaitable[None]]
 
 
 class MethodNotAllowed(OstinatoError):
-    """The path exists, the method does not."""
+    """The path exists, but not with this method."""
 
     status = 405
     code = "method_not_allowed"
@@ -216,7 +218,7 @@ class Endpoint:
     Attributes:
         route: the path's pattern, a label of the metrics.
         handle: answers an exchange; may raise.
-        errors: its dialect's shape of errors.
+        errors: its dialect's format of errors.
         origins: checks where requests come from.
         metrics: counts the status.
         config: the timeouts.
@@ -243,7 +245,7 @@ class Endpoint:
                 await self._fail(exchange, error)
             except ClientGone:
                 raise
-            except Exception as error:  # noqa: BLE001  # the last resort: a fault of ours must not look like a dead connection
+            except Exception as error:  # noqa: BLE001  # the last resort, so that a bug does not look like a dead connection
                 _LOG.exception("%s failed", self.route)
                 await self._fail(
                     exchange, OstinatoError(f"Internal error ({type(error).__name__}); the server's log has more.")
@@ -256,17 +258,17 @@ class Endpoint:
             self.answered(scope, exchange.headers, exchange.status or status)
 
     async def _fail(self, exchange: Exchange, error: OstinatoError) -> None:
-        if exchange.status:  # only streams fail after their start: the error is the last event
+        if exchange.status:  # only streams fail after their head: send the error as the last event
             await exchange.write(exchange.failure(error).encode(), last=True)
         else:
             await exchange.reply(self.errors.status(error), json_bytes(self.errors.body(error)), _headers(error))
 
 
 async def preflight(methods: Collection[str], origins: Origins, exchange: Exchange) -> None:
-    """Answer a browser that asks whether a page may send a request with one of these methods."""
+    """Answer a CORS preflight request: a browser asks whether a page may send a request with one of these methods."""
     headers = exchange.headers
     if b"origin" not in headers or b"access-control-request-method" not in headers:
-        raise MethodNotAllowed(f"OPTIONS is for pages that ask before a request; send {' or '.join(methods)}.")
+        raise MethodNotAllowed(f"OPTIONS is for CORS preflight requests; send {' or '.join(methods)}.")
     if not exchange.shared:
         raise CrossSite("Pages of this site may not read the answers; name the page's host in serve.allowed_hosts.")
     await exchange.start(204, origins.preflight(headers, methods))
@@ -274,7 +276,7 @@ async def preflight(methods: Collection[str], origins: Origins, exchange: Exchan
 
 
 async def on_http_exception(origins: Origins, request: Request, error: Exception) -> Response:
-    """Starlette's own 404 and 405 in OpenAI's shape."""
+    """Return Starlette's own 404 and 405 in OpenAI's format."""
     failure: OstinatoError = NotFound(
         f"There is nothing at {request.url.path[:200]!r}; this server has OpenAI's /v1/chat/completions, /v1/responses, "
         "/v1/completions and /v1/models, "
@@ -293,5 +295,5 @@ def _headers(error: OstinatoError) -> Headers:
     wait_s = getattr(error, "retry_after_s", 1.0 if isinstance(error, Unavailable) else 0.0)
     if not wait_s:
         return []
-    exact = str(math.ceil(wait_s * 1000)).encode()  # OpenAI's client reads milliseconds first
+    exact = str(math.ceil(wait_s * 1000)).encode()  # OpenAI's client prefers the milliseconds
     return [(b"retry-after", str(math.ceil(wait_s)).encode()), (b"retry-after-ms", exact)]

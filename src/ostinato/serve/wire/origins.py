@@ -2,9 +2,10 @@
 
 A web page can make a browser send requests to this machine, and, by pointing its own name at 127.0.0.1, even read the responses
 (DNS rebinding). Both show in the headers: the page's host name is in Origin or Host. Requests through a reverse proxy also come from this
-machine, on behalf of anyone who can reach the proxy; most proxies say so in the headers.
+machine, on behalf of anyone who can reach the proxy; most proxies announce themselves in the headers.
 
-A page of this machine or of an allowed host may read the answers (CORS), on a server with keys, too; cookies count for nothing there.
+A page of this machine or of an allowed host may read the responses (CORS), even on a server with keys. Cookies never authenticate such
+requests.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ Headers = list[tuple[bytes, bytes]]
 
 _PROXIES = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip"})
 _ORIGIN = re.compile(rb"[\x21-\x7e]{1,256}")
-_NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,2048}")  # of headers
-_PREFLIGHT_S = b"600"  # how long a browser may remember the answer
+_NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,2048}")  # a list of header names
+_PREFLIGHT_S = b"600"  # how long a browser may cache a preflight response
 
 
 class WrongHost(OstinatoError):
@@ -39,7 +40,7 @@ class CrossSite(OstinatoError):
 
 
 class Forwarded(OstinatoError):
-    """The request came through a proxy, from a client that could only be identified by a key."""
+    """The request came through a proxy, so its real client could be identified only by a key."""
 
     status = 403
     code = "forwarded"
@@ -49,8 +50,8 @@ class Origins:
     """Checks where a request comes from, on a server without keys.
 
     Args:
-        checked: False if keys are required, since foreign pages do not have them; they may then not read the answers, either.
-        allowed: host names besides loopback's; "*" allows any name, but still no proxy.
+        checked: False if keys are required, which foreign pages do not have; they may not read responses in either case.
+        allowed: host names besides loopback's. "*" allows any name, but still no proxy.
 
     Example: ``Origins(checked=True, allowed=("box.local",)).check({b"host": b"127.0.0.1:8321"})``
     """
@@ -83,15 +84,15 @@ class Origins:
             )
 
     def check_page(self, headers: Mapping[bytes, bytes], path: str) -> None:
-        """As `check`, for a page of our own: without keys, another site may neither load it unseen nor open another one than the first."""
+        """Check a request for our web page, as `check` does. Without keys, another site may only navigate to "/", not load pages unseen."""
         self.check(headers)
         foreign = self._checked and headers.get(b"sec-fetch-site") == b"cross-site"
         if foreign and not (path == "/" and headers.get(b"sec-fetch-mode") == b"navigate"):
             raise CrossSite("This server has no keys, and another site asked for its page; open the page itself.")
 
     def sharing(self, headers: Mapping[bytes, bytes]) -> Headers:
-        """The headers that let the page which sent a request read the answer; none for a request that no page sent, or that of a site
-        which is not allowed.
+        """Return the CORS headers that let the page which sent a request read the response. Empty if no page sent it, or a site that is not
+        allowed.
         """
         origin = headers.get(b"origin")
         if origin is None or not _ORIGIN.fullmatch(origin) or (self._named and not self._is_ours(_name(origin))):
@@ -108,17 +109,17 @@ class Origins:
 
     @staticmethod
     def preflight(headers: Mapping[bytes, bytes], methods: Collection[str]) -> Headers:
-        """What a browser that asks before a request is told besides `sharing`: these methods, and the headers that it asks for."""
+        """Return the headers of a preflight response besides `sharing`: these methods, and the headers that the browser asks for."""
         names = headers.get(b"access-control-request-headers", b"")
-        told = [
+        response = [
             (b"access-control-allow-methods", ", ".join(methods).encode()),
             (b"access-control-max-age", _PREFLIGHT_S),
         ]
         if _NAMES.fullmatch(names):
-            told.append((b"access-control-allow-headers", names))
+            response.append((b"access-control-allow-headers", names))
         if b"access-control-request-private-network" in headers:
-            told.append((b"access-control-allow-private-network", b"true"))
-        return told
+            response.append((b"access-control-allow-private-network", b"true"))
+        return response
 
     def _check_host(self, host: bytes) -> None:
         if not self._is_ours(_name(b"//" + host)):
@@ -134,7 +135,7 @@ class Origins:
 
 
 def _name(url: bytes) -> str:
-    """The host name in an origin or in `//host`; "" if there is none."""
+    """Return the host name in an origin or in `//host`; "" if there is none."""
     try:
         return urlsplit(url.decode("latin-1")).hostname or ""
     except ValueError:

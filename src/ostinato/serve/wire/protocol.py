@@ -1,5 +1,5 @@
-"""uvicorn's fast HTTP parser with the limits that it lacks: on the size and duration of each part of a request, on how long a response may
-stay unread, and on the number of open connections and pipelined requests. So no client can hold an idle connection forever.
+"""uvicorn's fast HTTP parser, with the limits that it lacks: on the size and duration of each part of a request, on how long a response may
+stay unread, and on the number of open connections and pipelined requests. No client can hold an idle connection forever.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ MAX_HEAD_BYTES = 65_536
 HEAD_S = 10.0
 UNREAD_S = 30.0
 MOST_PIPELINED = 64
-_MOST_FRAMING, _FRAMED = 65_536, 16  # bytes around a body, and more for each byte of it: the least chunk takes five
-_UPGRADE = re.compile(rb"(\n)upgrade(?=[ \t]*(?::|\Z))", re.IGNORECASE)  # the rest may come with the next read
-_LEAST_READ_BYTES = 16_384  # a client that reads fewer in `UNREAD_S` counts as not reading
+_MOST_FRAMING, _FRAMED = 65_536, 16  # bytes of framing per body, and more per byte of it: the smallest chunk takes five
+_UPGRADE = re.compile(rb"(\n)upgrade(?=[ \t]*(?::|\Z))", re.IGNORECASE)  # the colon may come with the next read
+_LEAST_READ_BYTES = 16_384  # a client that reads less than this per `UNREAD_S` counts as not reading
 
 
 def _refusal(status: bytes, why: bytes) -> bytes:
@@ -29,17 +29,19 @@ def _refusal(status: bytes, why: bytes) -> bytes:
     return b"HTTP/1.1 %b\r\n%b\r\n\r\n%b" % (status, head, why)
 
 
-_TOO_LONG = _refusal(b"431 Request Header Fields Too Large", b"The head of a request holds 64 KiB at most")
-_TOO_SLOW = _refusal(b"408 Request Timeout", b"The head of a request must come within 10 s")
+_TOO_LONG = _refusal(b"431 Request Header Fields Too Large", b"The request line and headers may take at most 64 KiB")
+_TOO_SLOW = _refusal(b"408 Request Timeout", b"The request line and headers must arrive within 10 s")
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """Answers HTTP/1.0 without chunks, which it does not have, and stays with HTTP/1.1 where a client asks for another protocol (Java's
-    HttpClient asks every plain address for HTTP/2). It closes connections that are held without need, in any of these cases:
+    """An HTTP protocol that closes connections which are held without need.
+
+    It answers HTTP/1.0 without chunked encoding, and ignores requests to upgrade to another protocol (Java's HttpClient asks every
+    plain-text server for HTTP/2). It closes a connection in any of these cases:
 
     - A request's head is longer than `MAX_HEAD_BYTES` or incomplete after `HEAD_S`. Trailers after a body count as a head, and a
       connection that sends nothing after it was opened counts as slow.
-    - The framing of a body takes many times as much as the body, as chunks with long extensions do.
+    - The framing of a body takes many times as much as the body, as with long chunk extensions.
     - A request was answered before its end, and the rest does not arrive within `HEAD_S`.
     - Written data stays unread for `unread_s` to twice that; only a reset frees such a connection.
     - More than `MOST_PIPELINED` requests wait for the response to an earlier one.
@@ -47,12 +49,12 @@ class BoundedHttp(HttpToolsProtocol):
     """
 
     _in_head = True
-    # a head, a body or a part of a body ended in the current data, so the remaining bytes cannot be many
+    # the current data ended a head, a body or a part of one, so the bytes after that are few
     _passed = False
     _head_bytes = 0
-    _last = b""  # the last ten bytes that came, in however many reads
-    _raw = _body = 0  # bytes of the current request, and those of its body
-    # deadline for a head, or for the rest of a request that was already answered
+    _last = b""  # the last ten bytes received, across reads
+    _raw = _body = 0  # bytes received of the current request, and of its body
+    # deadline for a head, or for the rest of a request that is already answered
     _due: asyncio.TimerHandle | None = None
     _look: asyncio.TimerHandle | None = None
     _unread = 0  # unread bytes at the last check
@@ -79,11 +81,11 @@ class BoundedHttp(HttpToolsProtocol):
         if not self._entered:
             transport.abort()
             return
-        self._wait()
+        self._start_deadline()
         self._look = self.loop.call_later(self._unread_s, self._look_at_unread)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._in_time()
+        self._cancel_deadline()
         if self._look is not None:
             self._look.cancel()
         if self._entered:
@@ -94,7 +96,7 @@ class BoundedHttp(HttpToolsProtocol):
     def _address(self) -> str:
         return self.client[0] if self.client else ""
 
-    # ------------------------------------------------------------ what comes
+    # ------------------------------------------------------------ receiving
 
     def data_received(self, data: bytes) -> None:
         if self._in_head and self._head_bytes + len(data) > MAX_HEAD_BYTES and self._is_long_head(data):
@@ -113,19 +115,19 @@ class BoundedHttp(HttpToolsProtocol):
         if not self._head_bytes:
             return
         if self._due is None and self._in_head:
-            self._wait()
+            self._start_deadline()
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse(_TOO_LONG)
 
     def _without_upgrade(self, data: bytes) -> bytes:
-        """The data without a header for which the parser would leave all that follows the head, its body too, to another protocol."""
+        """Return the data without an Upgrade header, which would make the parser leave everything after the head to another protocol."""
         head = data.partition(b"\r\n\r\n")[0]
-        kept = _UPGRADE.sub(rb"\1ignored", self._last + head)[len(self._last) :]  # as long as before
+        kept = _UPGRADE.sub(rb"\1ignored", self._last + head)[len(self._last) :]  # the length does not change
         return kept + data[len(head) :]
 
     def _is_long_head(self, data: bytes) -> bool:
-        """Whether the head, which goes on in this data, is too long, even if it ends there."""
-        last = self._last[-3:]  # no more, or the end of the head before this one could be among them
+        """True if the head that continues in this data is too long, even if it ends there."""
+        last = self._last[-3:]  # not more, since that could include the end of the previous head
         end = (last + data).find(b"\r\n\r\n")
         return self._head_bytes + (len(data) if end < 0 else end - len(last)) > MAX_HEAD_BYTES
 
@@ -136,7 +138,7 @@ class BoundedHttp(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._passed = True
-        self._in_time()
+        self._cancel_deadline()
         if len(self.pipeline) >= MOST_PIPELINED:
             self.transport.abort()
         else:
@@ -154,20 +156,20 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_message_complete()
         # uvicorn's timer for the next head was cancelled when the rest of this request came
         if self.cycle.response_complete:
-            self._in_time()
-            self._wait()
+            self._cancel_deadline()
+            self._start_deadline()
 
-    # ------------------------------------------------------------ what goes
+    # ------------------------------------------------------------ sending
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        framed: Any = _Unframed(app, cycle) if cycle.scope["http_version"] == "1.0" else app
+        framed: Any = _UnchunkedApp(app, cycle) if cycle.scope["http_version"] == "1.0" else app
         super()._start_asgi_task(cycle, framed)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        # the rest of the body cancels uvicorn's timer and starts no other
+        # the rest of the body will cancel uvicorn's timer, and nothing starts another
         if not self._in_head and self.cycle.response_complete:
-            self._wait()
+            self._start_deadline()
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -178,27 +180,27 @@ class BoundedHttp(HttpToolsProtocol):
         self._unread = 0
         super().resume_writing()
 
-    # ------------------------------------------------------------ who waits too long
+    # ------------------------------------------------------------ deadlines
 
-    def _wait(self) -> None:
-        self._due = self.loop.call_later(HEAD_S, self._late)
+    def _start_deadline(self) -> None:
+        self._due = self.loop.call_later(HEAD_S, self._deadline_passed)
 
-    def _in_time(self) -> None:
+    def _cancel_deadline(self) -> None:
         if self._due is not None:
             self._due.cancel()
             self._due = None
 
-    def _late(self) -> None:
+    def _deadline_passed(self) -> None:
         self._due = None
         if self.cycle and not self.cycle.response_complete:
-            # part of the next request's head arrived while a response is being sent: the response goes first
-            self._wait()
+            # a part of the next request's head arrived while a response is sent: let the response finish
+            self._start_deadline()
         else:  # a client that has sent nothing is closed without a message
             self._refuse(_TOO_SLOW if self._in_head and self._head_bytes else b"")
 
     def _look_at_unread(self) -> None:
         before = self._unread
-        # else the buffer may hold data written since the last check
+        # otherwise the buffer may hold only data written since the last check
         stuck = self._paused or self.transport.is_closing()
         self._unread = self.transport.get_write_buffer_size() if stuck else 0
         if 0 < before < self._unread + _LEAST_READ_BYTES:
@@ -212,8 +214,8 @@ class BoundedHttp(HttpToolsProtocol):
             self.transport.close()
 
 
-class _Unframed:
-    """An app whose answers of unknown length end where the connection ends."""
+class _UnchunkedApp:
+    """An app whose responses of unknown length end when the connection closes, for HTTP/1.0."""
 
     def __init__(self, app: ASGIApp, cycle: RequestResponseCycle) -> None:
         self._app, self._cycle = app, cycle
@@ -221,7 +223,7 @@ class _Unframed:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def put(message: Message) -> None:
-            async with self._turn:  # the announced length is that of one piece
+            async with self._turn:  # uvicorn must see the announced length of one piece at a time
                 if message["type"] == "http.response.start":
                     known = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
                     self._cycle.chunked_encoding = None if known else False

@@ -1,6 +1,6 @@
-"""One timer and one listener per call: they cancel its task when the client leaves or a step takes too long.
+"""Cancels a call's task when the client disconnects or a step takes too long, with one timer and one listener per call.
 
-A step's deadline is only recorded when the step begins, and checked when the timer fires, so a step needs no timer of its own.
+A step only records its deadline, which is checked when the timer fires, so steps need no timers of their own.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from starlette.types import Receive
 
 
 class ClientGone(Exception):
-    """The client closed the connection or stopped reading: there is nobody to answer."""
+    """The client closed the connection or stopped reading, so nobody can be answered."""
 
 
 class DisconnectWatch:
-    """Cancels the task that entered it, and turns the cancellation into the reason for it.
+    """Cancels the task that entered it, and replaces the cancellation by the exception for its reason.
 
     Args:
         receive: the connection's remaining messages; a disconnect ends the task with `ClientGone`.
@@ -26,14 +26,14 @@ class DisconnectWatch:
     Example::
 
         async with DisconnectWatch(receive) as watch:
-            watch.allow(30.0, lambda: EngineFailed("..."))  # what is awaited now may take 30 s
+            watch.allow(30.0, lambda: EngineFailed("..."))  # the next await may take 30 s
             chunk = await anext(chunks)
     """
 
     def __init__(self, receive: Receive) -> None:
         self.reason: Exception | None = None
         self.left = False  # the client closed the connection
-        self.answered = False  # the whole response was handed over: a disconnect no longer matters
+        self.answered = False  # the whole response is handed over, so a disconnect no longer matters
         self._receive = receive
         self._loop = asyncio.get_running_loop()
         self._deadline = float("inf")
@@ -57,7 +57,7 @@ class DisconnectWatch:
             raise self.reason from None
 
     def allow(self, seconds: float, late: Callable[[], Exception]) -> None:
-        """Allow the step that begins now so many seconds; `late` makes the error with which the task ends if it takes longer."""
+        """Set the deadline of the step that begins now. `late` makes the exception that ends the task if the step takes longer."""
         self._deadline = deadline = self._loop.time() + seconds
         self._late = late
         if self._timer is None or self._timer.when() > deadline:
@@ -66,7 +66,7 @@ class DisconnectWatch:
             self._timer = self._loop.call_at(deadline, self._look)
 
     def end(self, reason: Exception) -> None:
-        """Cancel the task for this reason; only the first reason counts."""
+        """Cancel the task for this reason. Only the first reason counts."""
         if self.reason is None:
             self.reason = reason
             self._task.cancel()
