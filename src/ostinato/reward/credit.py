@@ -354,6 +354,7 @@ class GroupRelative:
     intermediate states, VinePPO, arXiv:2410.01679). They are compared with each other, those of one prompt together, and only their
     first turns get credit: what follows measures how good these were. Bias: none for that state, up to the (n - 1) / n; but states
     from which episodes fail count more often than they are visited. All other turns learn as without continuations.
+
     Example::
 
         GroupRelative()([right, wrong], {"right:0": 1.0, "wrong:0": 0.0}) == {"right:0": (0.5, 0.5), "wrong:0": (-0.5,)}

@@ -68,6 +68,7 @@ class RefoldedBatch:
     """A batch as recorded, and as it is without the erased people.
 
     `refused`: why nothing can be learned from it any more, so that its step is only counted; "" if something can.
+
     Example: ``RefoldedBatch(recorded=row, row=replace(row, turns=row.turns[1:], credits=credits), refused="")``
     """
 

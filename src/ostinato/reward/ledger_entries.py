@@ -141,6 +141,7 @@ class TurnFacts:
 
     `world`: it belongs to a rollout in a simulated world, as its turn `number`, from 1. `tokens` counts its prompt and the sampled tokens.
     Its prompt begins with all tokens of the turn `parent`. `versions`: the number of each policy that sampled, and how many tokens.
+
     Example: ``TurnFacts(seq=12, id="a:0", tenant="default", user="ann", episode="e1", parent=None, group=None, tokens=128,
     versions=((7, 20),), ended_at=10.0, hold=None, context=BaselineInputs(...))``
     """

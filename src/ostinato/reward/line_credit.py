@@ -40,6 +40,7 @@ class TurnLines:
     """The values of a turn's lines: their `mean`, the number of `lines`, and for each token of a line its credit, as (token, value).
 
     `known` is empty if it is not known which tokens wrote them.
+
     Example: ``TurnLines(mean=0.0, lines=2, known=((4, 0.5), (5, 0.5), (6, -0.5)))``
     """
 

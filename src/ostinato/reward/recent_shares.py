@@ -107,6 +107,7 @@ class RecentShares:
 
     A new person may have ten steps' equal shares at once, or one episode, and the rest over the following steps, so coming late gains
     nothing.
+
     Example: ``recent.observe({("t", "ann"): 3.0, ("t", "bob"): 1.0}, {("t", "ann"): 0.5, ("t", "bob"): 1.0})``
     """
 

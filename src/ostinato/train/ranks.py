@@ -58,6 +58,7 @@ ALONE = Ranks()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPart:
     """The rows of tensors that a rank has: each tensor's whole shape, and the first of this rank's rows.
+
     Example: ``RankPart(shapes={"w": (5, 8)}, firsts={"w": 3})`` beside an array "w" of shape (2, 8) is rows 3 and 4 of 5.
     """
 

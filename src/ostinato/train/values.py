@@ -122,6 +122,7 @@ def gae_over_turns(calls: Sequence[str], residuals: Sequence[float], trace: floa
     """Return the advantage of each turn of an episode, in order: its residual, less (1 - `trace`) times the trace of those that follow.
 
     The choices of one call do not follow each other: each is followed by the next call, and the previous call by their mean.
+
     Example: ``gae_over_turns(["a", "b"], [1.0, 0.5], 0.0) == [0.5, 0.5]``
     """
     later, found = 0.0, list[float]()
