@@ -60,19 +60,19 @@ def read_chat_answer(body: Any, expected: int = 1) -> ChatAnswer:
     """Parse the answer in a response's body, given parsed or as bytes. Raises Corrupt, which names the part, if it is malformed or has
     another number of choices than `expected`.
     """
-    return _promised("an answer", lambda: _chat_answer(_parsed(body), expected))
+    return _or_corrupt("an answer", lambda: _chat_answer(_parsed(body), expected))
 
 
 def read_health(body: Any) -> GatewayHealth:
     """Parse the body of `GET /health`, given parsed or as bytes. Raises Corrupt; Unauthorized if the body names no versions."""
-    return _promised("/health", lambda: _health(_parsed(body)))
+    return _or_corrupt("/health", lambda: _health(_parsed(body)))
 
 
 def _parsed(body: Any) -> Any:
     return json.loads(body) if isinstance(body, bytes) else body
 
 
-def _promised(what: str, read: Callable[[], T]) -> T:
+def _or_corrupt(what: str, read: Callable[[], T]) -> T:
     try:
         return read()
     except (ValueError, LookupError, TypeError, AttributeError) as error:

@@ -58,20 +58,20 @@ def _arguments(call: ToolCall) -> str:
     # None and False mean the same as a missing argument
     said = {name: value for name, value in values.items() if value is not None and value is not False}
     try:
-        return json.dumps(_plain(said), sort_keys=True)
+        return json.dumps(_with_integers(said), sort_keys=True)
     except (ValueError, RecursionError):
         return call.arguments
 
 
-def _plain(value: Any) -> Any:
+def _with_integers(value: Any) -> Any:
     """Return a value with its whole numbers as integers."""
     match value:
         case float() if value.is_integer():
             return int(value)
         case dict():
-            return {key: _plain(item) for key, item in value.items()}
+            return {key: _with_integers(item) for key, item in value.items()}
         case list():
-            return [_plain(item) for item in value]
+            return [_with_integers(item) for item in value]
         case _:
             return value
 
@@ -85,7 +85,7 @@ MAX_VALUES, MAX_DEPTH = 20_000, 64
 _LONG_CALL_ID = re.compile(r"call_(?P<base>[a-z]+-[0-9a-f-]+)_(?P<choice>[0-9]{1,4})_[0-9]{1,6}")
 _SHORT_CALL_ID = re.compile(r"call_(?P<kind>[cmrt])(?P<turn>[0-9A-Za-z]{1,40})_[0-9]{1,6}")
 _SHORT_TURN = re.compile(r"(?P<kind>[a-z]+)-(?P<rest>[0-9a-f-]{1,60}:[0-9]{1,4})")
-_KINDS = {"chatcmpl": "c", "msg": "m", "resp": "r", "cmpl": "t"}  # turn id prefix -> letter in a short call id
+_KIND_LETTERS = {"chatcmpl": "c", "msg": "m", "resp": "r", "cmpl": "t"}  # turn id prefix -> letter in a short call id
 _REST = "0123456789abcdef-:"  # alphabet of the rest of a turn's id
 _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
@@ -307,8 +307,8 @@ def call_id(turn: str, number: int) -> str:
     Example: ``call_id("chatcmpl-3f:0", 1) == "call_cXCg_1"``
     """
     found = _SHORT_TURN.fullmatch(turn)
-    if found is not None and found["kind"] in _KINDS:
-        return f"call_{_KINDS[found['kind']]}{_shortened(found['rest'])}_{number}"
+    if found is not None and found["kind"] in _KIND_LETTERS:
+        return f"call_{_KIND_LETTERS[found['kind']]}{_encode_turn(found['rest'])}_{number}"
     base, _, choice = turn.rpartition(":")
     return f"call_{base}_{choice}_{number}"
 
@@ -323,10 +323,10 @@ def calling_turn(call: str) -> str | None:
     found = _SHORT_CALL_ID.fullmatch(call)
     if found is None:
         return None
-    kind = next(kind for kind, letter in _KINDS.items() if letter == found["kind"])
-    turn = f"{kind}-{_lengthened(found['turn'])}"
+    kind = next(kind for kind, letter in _KIND_LETTERS.items() if letter == found["kind"])
+    turn = f"{kind}-{_decode_turn(found['turn'])}"
     written = _SHORT_TURN.fullmatch(turn)
-    return turn if written is not None and _shortened(written["rest"]) == found["turn"] else None
+    return turn if written is not None and _encode_turn(written["rest"]) == found["turn"] else None
 
 
 def call_number(call: str) -> int | None:
@@ -337,7 +337,7 @@ def call_number(call: str) -> int | None:
     return int(call.rpartition("_")[2]) if calling_turn(call) else None
 
 
-def _shortened(rest: str) -> str:
+def _encode_turn(rest: str) -> str:
     """Encode a text over `_REST` as a number over `_LETTERS`; a leading 1 keeps its leading zeros."""
     number = 1
     for character in rest:
@@ -345,8 +345,8 @@ def _shortened(rest: str) -> str:
     return _digits(number, _LETTERS)
 
 
-def _lengthened(letters: str) -> str:
-    """Decode a `_shortened` text; other letters give any text over `_REST`."""
+def _decode_turn(letters: str) -> str:
+    """Decode the result of `_encode_turn`; other letters give any text over `_REST`."""
     number = 0
     for letter in letters:
         number = number * len(_LETTERS) + _LETTERS.index(letter)

@@ -8,14 +8,18 @@ import gc
 import sys
 from collections.abc import Generator
 
-TURN_S = 0.0002
+SWITCH_INTERVAL_S = 0.0002
 
 THRESHOLDS = (50_000, 20, 20)
 """A long request's JSON alone creates thousands of objects. With Python's default of 700 they would be traversed again and again."""
 _WHILE_LOADING = (THRESHOLDS[0] + 1, *THRESHOLDS[1:])  # distinguishable from those of `settle`
 
 HEAPS = 2
-_MALLOC = {-8: HEAPS, -3: 2 << 20, -1: 32 << 20}  # M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD of glibc's malloc.h
+_MALLOC_OPTIONS = {
+    -8: HEAPS,
+    -3: 2 << 20,
+    -1: 32 << 20,
+}  # M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD of glibc's malloc.h
 
 
 def settle() -> None:
@@ -39,11 +43,11 @@ def collecting_rarely() -> Generator[None]:
     """
     before = gc.get_threshold()
     gc.set_threshold(*_WHILE_LOADING)
-    ours = gc.get_threshold()  # read back from Python: 3.14 has no third threshold, and says 0
+    set_here = gc.get_threshold()  # read back from Python: 3.14 has no third threshold, and says 0
     try:
         yield
     finally:
-        if gc.get_threshold() == ours:
+        if gc.get_threshold() == set_here:
             gc.set_threshold(*before)
 
 
@@ -53,7 +57,7 @@ def take_short_turns() -> None:
     The engine and the event loop release the GIL at every operation. To get it back they wait a full interval for each thread that
     reads a long request or renders a page, many times per answer.
     """
-    sys.setswitchinterval(min(sys.getswitchinterval(), TURN_S))
+    sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
 
 
 def keep_heaps_small() -> None:
@@ -64,5 +68,5 @@ def keep_heaps_small() -> None:
     """
     with contextlib.suppress(AttributeError, OSError):
         libc = ctypes.CDLL(None)
-        for name, value in _MALLOC.items():
+        for name, value in _MALLOC_OPTIONS.items():
             libc.mallopt(name, value)

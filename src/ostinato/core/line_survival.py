@@ -19,7 +19,7 @@ MOST_LINES = 20_000
 _RANGES = re.compile(r"[0-9]{1,6}(?:-[0-9]{1,6})?(?:, ?[0-9]{1,6}(?:-[0-9]{1,6})?)*")
 # possessive quantifiers, and an unterminated string extends to the end, so that no text is scanned twice
 _TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)|[{}\[\]:,]', re.DOTALL)
-_END = re.compile(r"\n|\\(?:u(?P<code>[0-9a-fA-F]{4})|(?P<letter>.))", re.DOTALL)
+_LINE_END = re.compile(r"\n|\\(?:u(?P<code>[0-9a-fA-F]{4})|(?P<letter>.))", re.DOTALL)
 _LINE_FEED = 10
 
 # ---------------------------------------------------------------- ranges of line numbers
@@ -126,7 +126,7 @@ def _in_call(turn: Turn, number: int, argument: str) -> list[tuple[int, int]]:
     start, end = values[sharing.index(number)]
     breaks = [
         match.end()
-        for match in _END.finditer(turn.text, start, end)
+        for match in _LINE_END.finditer(turn.text, start, end)
         if match[0] == "\n" or match["letter"] == "n" or int(match["code"] or "0", 16) == _LINE_FEED
     ]
     return _cut(start, end, breaks)

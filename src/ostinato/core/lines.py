@@ -10,7 +10,7 @@ import io
 import json
 from typing import Any
 
-_ENDS = (("\u0085", "\\u0085"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
+_LINE_ENDS = (("\u0085", "\\u0085"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
@@ -25,7 +25,7 @@ def one_line(text: str) -> str:
     Example: ``one_line('["a\u2028"]') == r'["a\u2028"]'``
     """
     if not text.isascii():
-        for end, escape in _ENDS:
+        for end, escape in _LINE_ENDS:
             text = text.replace(end, escape)
     return text
 

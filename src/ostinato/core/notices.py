@@ -13,6 +13,7 @@ class Stamp:
     """The numerics contract behind an id, written before the first turn that names the id, so that the id can be resolved later.
 
     `contract` is `core.numerics.Contract.to_json()`.
+
     Example: ``Stamp(id=contract.id, contract=contract.to_json(), at=9.0)``
     """
 

@@ -20,7 +20,7 @@ def order_of(signal: Signal) -> tuple[float, float, str]:
     return min(signal.occurred_at, signal.received_at), signal.occurred_at, signal.id
 
 
-class _Held(Generic[S]):
+class _TenantSignals(Generic[S]):
     """One tenant's signals by turn, oldest first: the arrival time of the first signal, and all signals."""
 
     __slots__ = ("bytes", "count", "turns")
@@ -62,7 +62,7 @@ class PendingSignals(Generic[S]):
     ) -> None:
         self._most, self._seconds = most, seconds
         self._most_each, self._most_bytes, self._size = most_each, most_bytes, size
-        self._tenants: dict[str, _Held[S]] = {}
+        self._tenants: dict[str, _TenantSignals[S]] = {}
         self.time = 0.0
         self.count = 0
         self.bytes = 0
@@ -87,7 +87,7 @@ class PendingSignals(Generic[S]):
         if held is None or turn not in held.turns:
             return []
         _, signals = held.turns.pop(turn)
-        self._count(held, -len(signals), -_room(tenant, turn) - sum(map(self._size, signals)))
+        self._count(held, -len(signals), -_overhead_bytes(tenant, turn) - sum(map(self._size, signals)))
         if not held.turns:
             del self._tenants[tenant]
         return signals
@@ -122,17 +122,17 @@ class PendingSignals(Generic[S]):
         self.expired, self.dropped = int(state["expired"]), int(state["dropped"])
 
     def _put(self, tenant: str, turn: str, since: float, signal: S) -> None:
-        held = self._tenants.setdefault(tenant, _Held())
+        held = self._tenants.setdefault(tenant, _TenantSignals())
         fresh = turn not in held.turns
         held.turns.setdefault(turn, (since, []))[1].append(signal)
-        self._count(held, 1, self._size(signal) + (_room(tenant, turn) if fresh else 0))
+        self._count(held, 1, self._size(signal) + (_overhead_bytes(tenant, turn) if fresh else 0))
 
-    def _count(self, held: _Held[S], signals: int, size: int) -> None:
+    def _count(self, held: _TenantSignals[S], signals: int, size: int) -> None:
         held.count += signals
         held.bytes += size
         self.count += signals
         self.bytes += size
 
 
-def _room(tenant: str, turn: str) -> int:
+def _overhead_bytes(tenant: str, turn: str) -> int:
     return len(tenant.encode()) + len(turn.encode()) + OVERHEAD

@@ -26,7 +26,8 @@ _MAGIC = b"ORT1"
 _HEADER = struct.Struct("<4sIIHHH")  # magic, crc32 of everything after it, T, L, k, E
 _MAX_EXPERTS, _MAX_TOP_K, _MAX_LAYERS = 4096, 64, 4096
 _CHUNK = 1 << 14  # sets per chunk: small enough for the working arrays to stay in the cache; a multiple of 8
-_CHANCE_BITS = 64  # "every set is 0..k-1" counts as a failure if a uniform router does so with probability < 2 ** -64
+# "every set is 0..k-1" counts as a failure if its probability under a uniform router is below 2 ** -64
+_MAX_CHANCE_BITS = 64
 
 
 class _Part(NamedTuple):
@@ -163,7 +164,8 @@ def _canonical(ids_TLk: Ids, experts: int) -> Ids:
             if bool((narrow == 0).all(-1).any()):
                 raise BadRoutes("a token's routes are all zero: the engine's kernel recorded nothing", reason="zero")
             raise BadRoutes("a token goes to the same expert twice in one layer", reason="repeated")
-    if high == top_k - 1 and _by_chance(ids_TLk, experts) > _CHANCE_BITS:  # ascending and below k: every set is 0..k-1
+    # ascending and below k: every set is 0..k-1
+    if high == top_k - 1 and _information_bits(ids_TLk, experts) > _MAX_CHANCE_BITS:
         raise BadRoutes(f"every token goes to experts 0 to {high} in every layer: nothing was recorded", reason="zero")
     return narrow
 
@@ -172,7 +174,7 @@ def _ascending(ids: Ids) -> bool:
     return bool((ids[..., 1:] > ids[..., :-1]).all())
 
 
-def _by_chance(ids_TLk: Ids, experts: int) -> int:
+def _information_bits(ids_TLk: Ids, experts: int) -> int:
     """Return the bits of information in these routes under a uniform router (rounded down for each set)."""
     tokens, layers, top_k = ids_TLk.shape
     return tokens * layers * (comb(experts, top_k).bit_length() - 1)

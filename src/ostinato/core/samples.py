@@ -20,9 +20,9 @@ class LaterReturns(NamedTuple):
     """The return of an episode at the call after the last turn here, in parts that reach earlier turns in different ways.
 
     `fading`: from rewards that are discounted. `lines_sum`, `lines_weight` and `lines_mean`: the discounted sum of the values of lines,
-    their total weight, and their mean. `outcomes_sum`, `outcomes_weight` and `outcomes_mean`: the same for rewards that reach the whole episode,
-    undiscounted. With a weight of 0 the mean is only a prediction. `decided`: the part of all this that comes from rewards; the rest is the
-    baseline's prediction. `expected` and `expected_outcome`: the baseline's prediction for that call, whatever is known about it.
+    their total weight, and their mean. `outcomes_sum`, `outcomes_weight` and `outcomes_mean`: the same for rewards that reach the whole
+    episode, undiscounted. With a weight of 0 the mean is only a prediction. `decided`: the part of all this that comes from rewards; the
+    rest is the baseline's prediction. `expected` and `expected_outcome`: its prediction for that call, whatever is known about it.
 
     Example: ``LaterReturns(fading=0.6, decided=0.6)``
     """
