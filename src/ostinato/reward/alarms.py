@@ -104,12 +104,12 @@ class Coverage:
 LEAST_DECIDED = 100.0  # least number of decided turns behind the share
 TOO_FEW_USED, ENOUGH_USED = 0.5, 0.6  # the alarm is raised below the first share and cleared above the second
 REMEDIES: Mapping[str, str] = {
-    "stale": "the trainer was too many steps further: set learn.batch = 'auto', raise reward.batch_tokens or ship more often",
+    "stale": "the trainer was too many steps ahead: set learn.batch = 'auto', raise reward.batch_tokens or ship more often",
     "greedy": "clients ask for temperature 0, which explores nothing: override it in serve.sampling",
     "cold": "clients ask for a temperature below reward.min_temperature: override it in serve.sampling",
     "top_p": "clients ask for a top_p below 1: override it in serve.sampling, or serve with the embedded engine",
     "too_few": "too few turns came for a batch: lower learn.batch",
-    "passed_over": "a step cannot hold all that is said: raise reward.batch_tokens, or give the trainer a faster machine",
+    "passed_over": "a step cannot hold all turns with a reward: raise reward.batch_tokens, or give the trainer a faster machine",
     "untaken": "the trainer waited for the gate: ship more often",
     "too_long": "they have too many tokens: raise reward.batch_tokens",
 }
@@ -297,13 +297,13 @@ class Alarms:
         elif standing and coverage.is_back():
             yield self.row(name, AlarmState.CLEARED, f"{signal!r} is back", at, detail)
         elif standing and coverage.silent >= DISCONTINUED_AFTER:
-            yield self.row(name, AlarmState.CLEARED, f"{signal!r} is taken as given up", at, detail)
+            yield self.row(name, AlarmState.CLEARED, f"{signal!r} counts as discontinued", at, detail)
         elif self._config.enabled and not standing and coverage.fallen_silent(self._config):
             if self.coverages[tenant].falling > coverage.falling / 2:
                 return  # other feedback stops too, which has its own alarm
             reason = (
                 f"no {signal!r} for {coverage.silent} turns, where {100 * coverage.usual:.0f}% of turns usually have it, while other "
-                "feedback arrives: what is learned now lacks it. Look at what sends it, and whether a new version of the product still does"
+                "feedback arrives: what is learned now lacks it. Check what sends it, and whether a new version of the product still does"
             )
             yield self.row(name, AlarmState.RAISED, reason, at, detail)
 

@@ -391,4 +391,4 @@ def useless_part(part: LearnablePart, config: RewardConfig) -> str | None:
     if part.tokens <= most:
         return None
     size = "reward.group_tokens" if part.world else "a quarter of reward.batch_tokens"
-    return f"{TOO_LONG}: {part.tokens} tokens to be learned from together, and the most is {most}, {size}"
+    return f"{TOO_LONG}: {part.tokens} tokens that must be learned from together, and the most is {most}, {size}"

@@ -153,7 +153,7 @@ class SurrogateQuality:
     def in_words(self) -> str:
         """Return a one-line summary."""
         if self.correlation is None:
-            return f"late rewards of {self.pairs} turns do not differ, so nothing is known of their predictions"
+            return f"the late rewards of {self.pairs} turns are all equal, so nothing is known about their predictions"
         figures, interval = self.figures(), "no interval yet"
         if "correlation_lower" in figures:
             interval = f"95% [{figures['correlation_lower']:.2f}, {figures['correlation_upper']:.2f}]"
@@ -378,8 +378,8 @@ class Surrogate:
             name, bounds = SURROGATE + tenant, each.bounds(CORRELATION_Z)
             if name not in standing and bounds is not None and bounds[1] < least:
                 why = (
-                    f"{each.in_words()}, where reward.surrogate.least_correlation is {least:g}: what turns are learned from says too "
-                    "little of their late rewards. Look at what sends the early signals, and name better ones in reward.surrogate.signals"
+                    f"{each.in_words()}, where reward.surrogate.least_correlation is {least:g}: the early signals that turns "
+                    "are learned from predict their late rewards poorly. Check what sends them, and name better ones in reward.surrogate.signals"
                 )
                 yield alarms.row(name, AlarmState.RAISED, why, at, detail)
             elif name in standing and each.correlation is not None and each.correlation >= least:
@@ -409,7 +409,7 @@ class Surrogate:
             if not self._config.truth_after_s and name.startswith((LATE_FUNCTION, SURROGATE, SURROGATE_GAP)):
                 yield alarms.row(name, AlarmState.CLEARED, "reward.surrogate.truth_after_s is 0", at)
             elif name.startswith((SURROGATE, SURROGATE_GAP)) and name not in known:
-                yield alarms.row(name, AlarmState.CLEARED, "too few late rewards are left to say so", at)
+                yield alarms.row(name, AlarmState.CLEARED, "too few late rewards are left to judge", at)
 
     # ------------------------------------------------------------ the snapshot
 
