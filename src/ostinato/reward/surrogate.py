@@ -378,8 +378,8 @@ class Surrogate:
             name, bounds = SURROGATE + tenant, each.bounds(CORRELATION_Z)
             if name not in standing and bounds is not None and bounds[1] < least:
                 why = (
-                    f"{each.in_words()}, where reward.surrogate.least_correlation is {least:g}: the early signals that turns "
-                    "are learned from predict their late rewards poorly. Check what sends them, and name better ones in reward.surrogate.signals"
+                    f"{each.in_words()}, where reward.surrogate.least_correlation is {least:g}: the early signals predict late "
+                    "rewards poorly. Check what sends them, and name better ones in reward.surrogate.signals"
                 )
                 yield alarms.row(name, AlarmState.RAISED, why, at, detail)
             elif name in standing and each.correlation is not None and each.correlation >= least:
