@@ -117,7 +117,7 @@ def _between_calls(members: Sequence[Matured], fit: int) -> int:
     return next((i for i in range(fit, 0, -1) if i == len(members) or calls[i - 1] != calls[i]), fit)
 
 
-def dealt(parts: Sequence[LearnablePart], *, size: int, config: RewardConfig, every: bool = False) -> list[Matured]:
+def fair_deal(parts: Sequence[LearnablePart], *, size: int, config: RewardConfig, every: bool = False) -> list[Matured]:
     """Return at least `size` turns in whole parts, in log order; fewer if no more fit into `batch_tokens`; none if there are too few.
     `every`: all that fit instead of `size` turns.
 
@@ -168,7 +168,7 @@ class ChosenTurns:
     passed: Sequence[Matured] = ()
 
 
-def drawn(
+def draw_batch(
     parts: Sequence[LearnablePart],
     fair: Container[str],
     *,
@@ -186,7 +186,7 @@ def drawn(
 
     Args:
         parts: the ready parts.
-        fair: the first turns' ids of the parts that a fair deal takes (`dealt`). A tenant gets as many tokens as there. A tenant whose
+        fair: the first turns' ids of the parts that a fair deal takes (`fair_deal`). A tenant gets as many tokens as there. A tenant whose
             parts are all in the deal keeps them, and one with none in it waits. If parts are too long for a draw, the deal itself is taken.
         noise: a part's share of the gradient's noise, sqrt(sum A^2 tokens) over its turns.
         most: the most tokens that the batch may have.
@@ -296,7 +296,7 @@ def relative_weights(
     return weights if any(weight != 1.0 for weight in weights.values()) else {}
 
 
-def gathered(parts: Iterable[LearnablePart], *, groups: int, tokens: int, fewer: bool) -> list[Matured]:
+def choose_groups(parts: Iterable[LearnablePart], *, groups: int, tokens: int, fewer: bool) -> list[Matured]:
     """Return the turns of `groups` groups of rollouts, the oldest first; fewer only if no more fit into `tokens`, or if `fewer` is true.
 
     The oldest rather than the newest are taken, since the process that makes them waits for the trainer: none is left over, and slow
@@ -333,7 +333,7 @@ class _Share:
         self._had[part.tenant] = (turns + len(part.entries), tokens + part.tokens)
 
 
-def waited_in_vain(
+def timed_out_turns(
     matured: Iterable[Matured], first_open: Callable[[Unit], Cursor | None], *, now: float, config: RewardConfig
 ) -> list[Matured]:
     """Return the turns of units whose last reward was due `batch_wait_s` ago or earlier. Pass only turns that no batch would take now.
@@ -376,14 +376,14 @@ def _ready(
     return members[: config.episode_turns]
 
 
-def behind_last(entries: Sequence[Matured], after: Mapping[EpisodeKey, LaterReturns]) -> tuple[Advantages, ...]:
+def returns_after_cuts(entries: Sequence[Matured], after: Mapping[EpisodeKey, LaterReturns]) -> tuple[Advantages, ...]:
     """Return `Batch.after`: the returns after each turn behind which an episode was cut, () for all others; () if none was cut."""
     last = {entry.episode: entry.facts.id for entry in entries}
     ends = {turn: tuple(after[key]) for key, turn in last.items() if key in after}
     return tuple(ends.get(entry.facts.id, ()) for entry in entries) if ends else ()
 
 
-def useless_part(part: LearnablePart, config: RewardConfig) -> str | None:
+def rejection_reason(part: LearnablePart, config: RewardConfig) -> str | None:
     """Return why no batch takes this ready part; None if a batch may."""
     if part.flat and config.flat_groups == "hold_back":
         return f"{FLAT}: all {len({entry.facts.episode for entry in part.entries})} rollouts of the group are worth the same"

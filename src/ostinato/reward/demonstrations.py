@@ -29,11 +29,11 @@ MAX_LENGTH_RATIO, EXTRA_TOKENS = 2, 64
 
 async def corrections_of(log: Log, turns: Sequence[Turn], rewards: Sequence[Reward]) -> dict[str, str]:
     """Return, by turn, the last correction among the signals of its reward. Redacted texts, and texts on worlds' turns, do not count."""
-    said = await signals_behind(log, [turn for turn in turns if not of_world(turn)], rewards)
+    said = await reward_signals(log, [turn for turn in turns if not of_world(turn)], rewards)
     return {each.turn: each.correction for each in said if each.correction}
 
 
-async def signals_behind(log: Log, turns: Iterable[Turn], rewards: Iterable[Reward]) -> list[Signal]:
+async def reward_signals(log: Log, turns: Iterable[Turn], rewards: Iterable[Reward]) -> list[Signal]:
     """Return the signals that the rewards of these turns are based on, oldest first."""
     tenants = {turn.id: turn.tenant for turn in turns}
     wanted = [(tenants[reward.turn], id) for reward in rewards if reward.turn in tenants for id in reward.signals]

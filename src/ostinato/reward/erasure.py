@@ -34,7 +34,7 @@ from ostinato.core.records import (
 )
 from ostinato.core.samples import TrainingBatch
 from ostinato.core.seams import Cursor, Log
-from ostinato.reward.batching import behind_last, relative_weights
+from ostinato.reward.batching import relative_weights, returns_after_cuts
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.demonstrations import AnswerIds
 from ostinato.reward.hints import HintSource, HintTokens
@@ -214,7 +214,7 @@ class CreditRefold:
         turns, entries = [turn for turn, _ in found], [entry for _, entry in found]
         after = ledger.later_returns(entries, left.upto or None)
         weights = self._weights(recorded, left, turns, entries)
-        row = replace(left, weights=weights, after=behind_last(entries, after))
+        row = replace(left, weights=weights, after=returns_after_cuts(entries, after))
         passed = self._passed_over(left)
         try:
             row = await self._credit.give(row, ledger, found, passed, after, like=recorded)

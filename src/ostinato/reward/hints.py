@@ -27,7 +27,7 @@ from ostinato.core.samples import Sample
 from ostinato.core.seams import Log
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit import of_world
-from ostinato.reward.demonstrations import signals_behind
+from ostinato.reward.demonstrations import reward_signals
 
 FRAME = "\n\n[What was said about an earlier answer to this: {}]"
 """How a hint is written at the end of the last message before the answer."""
@@ -118,7 +118,7 @@ class HintSource:
         """Return the signals that the turns' rewards are based on, by turn, oldest first."""
         rewards = await self._log.find(Reward, [(turn.id,) for turn in turns])
         found: dict[str, list[Signal]] = {}
-        for signal in await signals_behind(self._log, turns, rewards):
+        for signal in await reward_signals(self._log, turns, rewards):
             if signal.value > 0:
                 found.setdefault(signal.turn, []).append(signal)
         return found

@@ -47,21 +47,21 @@ from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit import EpisodeReturns, TurnReturn, episode_returns
 from ostinato.reward.ledger_entries import (
     TEACHING_ARMS,
+    DecidedTurns,
     Fate,
     Gold,
     Matured,
     OpenTurn,
     PeopleWithTurns,
     Rollout,
-    Said,
-    Settled,
+    SignalRef,
     TurnFacts,
     Unit,
     count_reason,
     matured_turns,
     needs_reward,
     nobody,
-    said_bytes,
+    signal_ref_bytes,
 )
 from ostinato.reward.recent_shares import RecentShares, masses_of, scales_of
 from ostinato.reward.response_propensity import ResponsePropensity
@@ -231,9 +231,9 @@ class TurnLedger:
         self.alone: OrderedDict[str, TurnFacts] = OrderedDict()  # turns held back without the rest of their sessions
         self.refusing: dict[Person, None] = {}  # people who have withdrawn consent to learning from their turns
         self._people = PeopleWithTurns(lambda: [*(each.person for each in self._waiting()), *self.surrogate.people()])
-        self.settled = Settled(config.remember)
-        self.orphans = PendingSignals[Said](
-            most=config.max_orphans, seconds=config.orphan_s, most_bytes=config.orphan_bytes, size=said_bytes
+        self.settled = DecidedTurns(config.remember)
+        self.orphans = PendingSignals[SignalRef](
+            most=config.max_orphans, seconds=config.orphan_s, most_bytes=config.orphan_bytes, size=signal_ref_bytes
         )
         self.alarms = Alarms(config.coverage, start)
         self.counts: Counter[str] = Counter()

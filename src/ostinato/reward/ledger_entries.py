@@ -24,7 +24,7 @@ Unit = tuple[str, str, str]
 Rollout = tuple[Unit, str]
 """A rollout in a simulated world: its group's unit and its episode."""
 
-Said = tuple[Cursor, str, str | None, str]
+SignalRef = tuple[Cursor, str, str | None, str]
 """A signal about a turn: its place in the log, its id, the id of the signal that it retracts, if any, and its name."""
 
 _NEW_PEOPLE = 10_000  # the set is rebuilt once it has grown by this many people and has doubled
@@ -39,7 +39,7 @@ Gold = Callable[[str, str], bool]
 """(tenant, user) -> True if this person's turns are never learned from: a holdout that shows what people who do not teach experience."""
 
 
-def said_bytes(said: Said) -> int:
+def signal_ref_bytes(said: SignalRef) -> int:
     """Return the number of bytes of a signal's ids and name."""
     return sum(len(text.encode()) for text in (said[1], said[2] or "", said[3]))
 
@@ -226,7 +226,7 @@ class OpenTurn:
     """A turn whose reward is not known. `said` is in log order; `ask_at` is when to ask again, None if it was never asked about."""
 
     facts: TurnFacts
-    said: list[Said] = field(default_factory=list[Said])
+    said: list[SignalRef] = field(default_factory=list[SignalRef])
     delivered: bool = False
     ask_at: float | None = None
 
@@ -298,7 +298,7 @@ class Fate(StrEnum):
     HELD = "held"
 
 
-class Settled:
+class DecidedTurns:
     """The most recently decided turns, by id; the oldest are evicted. `forgot`: some were."""
 
     def __init__(self, most: int) -> None:

@@ -48,7 +48,7 @@ from ostinato.reward.ledger_entries import Gold, Matured, Taught, TurnFacts, Uni
 from ostinato.reward.line_credit import TokenBytes, TurnLines, turn_lines
 from ostinato.reward.log_fold import LedgerFollower
 from ostinato.reward.protocol import Asker, Unloadable
-from ostinato.reward.recent_shares import cuts_of, masses_of, turn_weights
+from ostinato.reward.recent_shares import masses_of, turn_scales, turn_weights
 from ostinato.reward.scheduler import RewardScheduler
 from ostinato.reward.surrogate import SurrogateQuality
 
@@ -164,18 +164,18 @@ class BatchCredit:
         people = [entry.facts.source for entry in (*entries, *passed) if not entry.facts.world]
         masses = masses_of(people, even=True)
         weights = dict(zip(row.turns, row.weights, strict=True)) if row.weights else None
-        lines = await lines_of(self.log, self.token_bytes, found)
+        lines = await turn_lines_of(self.log, self.token_bytes, found)
         outcomes = {entry.facts.id for entry in entries if entry.reach is RewardReach.EPISODE}
         single = SingleRollout(
             config, ledger.baseline, ledger.recent, weights, masses=masses, lines=lines, outcomes=outcomes
         )
         worlds: Credit = GroupRelative(equal_states=config.equal_states)
         if config.belief.strength:
-            beliefs = await beliefs_of(self.log, turns)
+            beliefs = await belief_changes_of(self.log, turns)
             worlds = BeliefWeighted(worlds, beliefs, strength=config.belief.strength, most=config.belief.most)
         credit = ByOrigin(people=single, worlds=worlds, worlds_weight=self.taught.worlds_weight, weights=weights)
         credits = credit(by_episode(turns, after), {entry.facts.id: entry.value for entry in entries})
-        cuts = cuts_of(turns, masses, ledger.recent, config)
+        cuts = turn_scales(turns, masses, ledger.recent, config)
         return replace(
             row,
             credits=tuple(credits[turn.id] for turn in turns),
@@ -193,7 +193,7 @@ class BatchCredit:
         return demonstration_weights(turns, texts, list(cuts.values()), self.answer_ids, self.taught.corrections)
 
 
-async def beliefs_of(log: Log, turns: Sequence[Turn]) -> dict[str, float]:
+async def belief_changes_of(log: Log, turns: Sequence[Turn]) -> dict[str, float]:
     """Return by how much each turn of a simulated world changed the belief in the known answer, where its rollout reported that."""
     wanted = [(turn.tenant, belief_id(turn.id)) for turn in turns if of_world(turn)]
     said = await log.find(Signal, wanted) if wanted else []
@@ -204,7 +204,7 @@ async def beliefs_of(log: Log, turns: Sequence[Turn]) -> dict[str, float]:
     }
 
 
-async def lines_of(
+async def turn_lines_of(
     log: Log, token_bytes: TokenBytes | None, chosen: Sequence[tuple[Turn, Matured]]
 ) -> dict[str, TurnLines]:
     """Return the values of single lines, by turn, for rewards that have them."""
@@ -473,7 +473,7 @@ class RewardDesk:
         parts = batching.ready_parts(
             ledger.matured.values(), ledger.first_open, now=now, config=self._config, closed=ledger.closed
         )
-        judged = [(part, batching.useless_part(part, self._config)) for part in parts]
+        judged = [(part, batching.rejection_reason(part, self._config)) for part in parts]
         await self._hold({entry.facts.id: why for part, why in judged if why for entry in part.entries}, now)
         chosen = self._choose_parts([part for part, why in judged if not why], size, lineage, steps)
         if chosen is None:
@@ -510,7 +510,7 @@ class RewardDesk:
         """
         parts = [part for part in parts if (self._taught.groups if part.world else self._taught.people)]
         people = [part for part in parts if not part.world]
-        served: Sequence[Matured] = batching.dealt(people, size=size, config=self._config, every=self._taught.every)
+        served: Sequence[Matured] = batching.fair_deal(people, size=size, config=self._config, every=self._taught.every)
         oldest = min((part for part in parts if part.world), key=lambda part: part.entries[0].facts.seq, default=None)
         if oldest and oldest.tokens > self._config.batch_tokens and (not served or steps % 2):
             return ChosenTurns(entries=oldest.entries)
@@ -525,7 +525,7 @@ class RewardDesk:
         ids = {entry.facts.id for entry in served}
         used = sum(part.tokens for part in parts if part.first in ids)
         left = self._config.batch_tokens - used
-        simulated = batching.gathered(
+        simulated = batching.choose_groups(
             [part for part in parts if part.world], groups=self._taught.groups, tokens=left, fewer=bool(served)
         )
         entries = sorted([*served, *simulated], key=lambda entry: entry.facts.seq)
@@ -546,7 +546,7 @@ class RewardDesk:
             return math.sqrt(sum(square * tokens for square, tokens in zip(squares, sampled, strict=True)))
 
         seed = f"{steps} {fair[0].facts.id}"
-        return batching.drawn(
+        return batching.draw_batch(
             people, {entry.facts.id for entry in fair}, noise=noise, most=self._config.batch_tokens, seed=seed
         )
 
@@ -570,7 +570,7 @@ class RewardDesk:
         """Hold back the turns that have waited too long to be learned from, except the units that a batch would take."""
         now, ledger, wait = self._clock(), self._reading.ledger, self._config.batch_wait_s
         waiting = [entry for entry in ledger.matured.values() if entry.facts.unit not in taken]
-        late = batching.waited_in_vain(waiting, ledger.first_open, now=now, config=self._config)
+        late = batching.timed_out_turns(waiting, ledger.first_open, now=now, config=self._config)
         reason = f"{kind}: {why} in {wait:g} s (reward.batch_wait_s)"
         await self._hold({entry.facts.id: reason for entry in late}, now)
 
@@ -609,7 +609,7 @@ class RewardDesk:
             base=base,
             even=True,
             weights=tuple(batch_weights(turns, relative, even=True)) if relative else (),
-            after=batching.behind_last(entries, after),
+            after=batching.returns_after_cuts(entries, after),
             upto=self._reading.cursor,
             drawn=tuple(chosen.weights.get(turn.id, 1.0) for turn in turns),
         )

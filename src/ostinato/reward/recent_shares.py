@@ -245,7 +245,7 @@ def scales_of(masses: Mapping[Person, float], recent: RecentShares, config: Rewa
     return {person: scale * kept[person] / masses[person] for person, scale in scales.items()}
 
 
-def cuts_of(
+def turn_scales(
     turns: Iterable[Turn], masses: Mapping[Person, float], recent: RecentShares, config: RewardConfig
 ) -> dict[str, float]:
     """Return, for each turn of a batch, in order, its person's scale factor (`scales_of`); 1 for a world's turn."""

@@ -17,7 +17,7 @@ from ostinato.core.seams import Cursor, Log
 from ostinato.core.verdicts import GRADED, LATE_REWARD, LATE_REWARD_FAILED, NO_LATE_REWARD, TORN, VERDICTS, late_id
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.ledger import GONE, UNDELIVERED, TurnLedger
-from ostinato.reward.ledger_entries import OpenTurn, Said, TurnFacts
+from ostinato.reward.ledger_entries import OpenTurn, SignalRef, TurnFacts
 from ostinato.reward.protocol import Answer, Asker, Failure, RewardRequest, checked
 from ostinato.reward.surrogate import early_values
 
@@ -151,7 +151,7 @@ class RewardScheduler:
             return [], False
         settled, awaited = now - self._config.settle_s, ledger.surrogate.awaited
         self._late_at = {turn: at for turn, at in self._late_at.items() if turn in awaited}
-        due: list[tuple[str, str, Sequence[Said]]] = []
+        due: list[tuple[str, str, Sequence[SignalRef]]] = []
         for entry in awaited.values():
             at = entry.ended_at + self._config.surrogate.truth_after_s
             if len(due) == ROUND_TURNS or sum(len(said) for _, _, said in due) > ROUND_SIGNALS:
@@ -206,7 +206,9 @@ class RewardScheduler:
             return f"world:{answer.reason}" if facts.world else f"no_reward:{answer.reason}"
         return answer
 
-    async def _requests(self, due: Sequence[tuple[str, str, Sequence[Said]]], now: float) -> list[RewardRequest | None]:
+    async def _requests(
+        self, due: Sequence[tuple[str, str, Sequence[SignalRef]]], now: float
+    ) -> list[RewardRequest | None]:
         """Return the request for each turn, given with its tenant and signals; None for a turn that is no longer in the log."""
         turns = {turn.id: turn for turn in await self._log.find(Turn, [(id,) for id, _, _ in due])}
         wanted = [(tenant, signal) for _, tenant, each in due for _, signal, _, _ in each]

@@ -41,7 +41,7 @@ from ostinato.reward.alarms import LATE_FUNCTION, SURROGATE, SURROGATE_GAP, Alar
 from ostinato.reward.baseline import Floats
 from ostinato.reward.config import DAY, SurrogateConfig
 from ostinato.reward.functions import considered
-from ostinato.reward.ledger_entries import Said, TurnFacts
+from ostinato.reward.ledger_entries import SignalRef, TurnFacts
 
 MOST_VALUE = 10.0  # signals are clipped to this absolute value
 ROWS = 50_000  # most late rewards remembered, over all tenants
@@ -87,7 +87,7 @@ class AwaitedTruth:
     function: str
     early: dict[str, float]
     predicted: float
-    said: list[Said] = field(default_factory=list[Said])
+    said: list[SignalRef] = field(default_factory=list[SignalRef])
 
 
 class TruthPair(NamedTuple):
@@ -249,7 +249,7 @@ class Surrogate:
             self._drop_awaited(lambda each: each.ended_at + self._most_wait_s < at)
         self._at = at
 
-    def follow(self, facts: TurnFacts, said: Sequence[Said], reward: Reward, *, control: bool) -> None:
+    def follow(self, facts: TurnFacts, said: Sequence[SignalRef], reward: Reward, *, control: bool) -> None:
         """Start waiting for a turn's late reward. If a tenant has too many such turns, only one in 2, 4, ... of them is awaited."""
         if facts.ended_at < self._feedback_lost_until.get(facts.tenant, -math.inf):
             return
@@ -275,7 +275,7 @@ class Surrogate:
                 lambda each: each.person[0] == largest and _hash_fraction(each.turn) >= 0.5 ** self._levels[largest]
             )
 
-    def hear(self, tenant: str, turn: str, said: Said, most: int) -> None:
+    def hear(self, tenant: str, turn: str, said: SignalRef, most: int) -> None:
         """Take in a signal about a turn whose reward is decided; at most `most` signals of a turn count."""
         entry = self.awaited.get(turn)
         if entry is not None and entry.person[0] == tenant and len(entry.said) < most:

@@ -1,6 +1,6 @@
 """Reference policies that learning is kept near: the last release by a KL penalty, the anchor by a bound on the KL.
 
-Data flow: micro-batches -> `consult`, before the step's own passes -> each token's log-probability under the release, and under the
+Data flow: micro-batches -> `fill_references`, before the step's own passes -> each token's log-probability under the release, and under the
 anchor for a part of the tokens (for all, while the policy is further from it than allowed) -> the loss's penalties.
 """
 
@@ -69,7 +69,7 @@ def reference_logprobs(
     return under
 
 
-def consult(
+def fill_references(
     work: Sequence[Microbatch], references: References, under: ReferenceLogprobs, *, step: int, config: TrainConfig
 ) -> float:
     """Fill in `release_M` and `anchor_M`; returns the anchor's beta, 0 within `train.anchor_kl`.

@@ -38,7 +38,7 @@ from ostinato.train.packing import TokenTurn
 from ostinato.train.passes import Passes, PhaseTimer, next_token_gradient, surprise
 from ostinato.train.policy import Policy
 from ostinato.train.ranks import ALONE, Ranks
-from ostinato.train.references import References, consult, reference_logprobs
+from ostinato.train.references import References, fill_references, reference_logprobs
 from ostinato.train.replay import AnswerEdits, Experts
 from ostinato.train.step_metrics import judge
 from ostinato.train.tree_attention import TreeAttention
@@ -216,7 +216,7 @@ class PolicyTrainer:
                 check_layer,
             )
             laps.end("prepare")
-            anchor_beta = self._consult(work, references, check)
+            anchor_beta = self._fill_references(work, references, check)
             laps.end("reference")
             done = self._passes.run(
                 work, *beside, held=held, step=self.step_count + 1, anchor_beta=anchor_beta, laps=laps, check=check
@@ -323,7 +323,9 @@ class PolicyTrainer:
         """Return the mean surprise per predicted token of the pieces under the current weights, in nats."""
         return surprise(self._policy, pieces, self.config)
 
-    def _consult(self, work: Sequence[Microbatch], references: References | None, check: Callable[[], None]) -> float:
+    def _fill_references(
+        self, work: Sequence[Microbatch], references: References | None, check: Callable[[], None]
+    ) -> float:
         """Compute the references' log-probabilities. Returns beta, the price per nat of divergence from the anchor."""
         if references is None:
             return 0.0
@@ -337,7 +339,7 @@ class PolicyTrainer:
             return self._ranks.exchange(items, found, each=1)
 
         under = reference_logprobs(references.fetch, self._masters, forward)
-        return consult(work, references, under, step=self.step_count, config=self.config)
+        return fill_references(work, references, under, step=self.step_count, config=self.config)
 
     def _update(self, metrics: dict[str, float], valued: ValuedTurns) -> None:
         scale = metrics["clip_scale"] * metrics["mask_scale"]
