@@ -24,7 +24,7 @@ from ostinato.reward.baseline import Floats
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit import of_world
 from ostinato.reward.ledger import GOLD, UNDELIVERED, kind_of
-from ostinato.reward.ledger_entries import TEACHING_ARMS, Gold, needs_reward, nobody, untrainable
+from ostinato.reward.ledger_entries import TEACHING_ARMS, Gold, needs_reward, no_gold, untrainable
 from ostinato.reward.protocol import Answer, Asker, Failure, RewardRequest, Unloadable
 from ostinato.reward.runners import LOSS_REASONS
 
@@ -74,7 +74,7 @@ async def past_turns(
     *,
     since: float,
     limit: int,
-    gold: Gold = nobody,
+    gold: Gold = no_gold,
     arms: Collection[Arm] = TEACHING_ARMS,
 ) -> list[PastTurn]:
     """Return the newest `limit` turns (0: all) that people were served and that ended at `since` (Unix seconds) or later, oldest first.

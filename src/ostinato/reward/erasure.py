@@ -39,7 +39,7 @@ from ostinato.reward.config import RewardConfig
 from ostinato.reward.demonstrations import AnswerIds
 from ostinato.reward.hints import HintSource, HintTokens
 from ostinato.reward.ledger import KINDS, PASSED_OVER, TurnLedger, kind_of
-from ostinato.reward.ledger_entries import Gold, Matured, Taught, nobody
+from ostinato.reward.ledger_entries import Gold, Matured, Taught, no_gold
 from ostinato.reward.line_credit import TokenBytes
 from ostinato.reward.pipeline import BatchCredit, batch_weights, with_samples
 
@@ -101,7 +101,7 @@ class CreditRefold:
         taught: Taught,
         erased: Erased,
         *,
-        gold: Gold = nobody,
+        gold: Gold = no_gold,
         token_bytes: TokenBytes | None = None,
         answer_ids: AnswerIds | None = None,
         hint_tokens: HintTokens | None = None,

@@ -60,7 +60,7 @@ from ostinato.reward.ledger_entries import (
     count_reason,
     matured_turns,
     needs_reward,
-    nobody,
+    no_gold,
     signal_ref_bytes,
 )
 from ostinato.reward.recent_shares import RecentShares, masses_of, scales_of
@@ -206,7 +206,7 @@ class TurnLedger:
         self,
         config: RewardConfig,
         start: Cursor = 0,
-        gold: Gold = nobody,
+        gold: Gold = no_gold,
         arms: Collection[Arm] = TEACHING_ARMS,
     ) -> None:
         self.config = config

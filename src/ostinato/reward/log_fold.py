@@ -13,7 +13,7 @@ from ostinato.core.seams import Cursor, Folds, Log
 from ostinato.core.staleness import Lineage
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.ledger import KINDS, TurnLedger
-from ostinato.reward.ledger_entries import TEACHING_ARMS, Gold, matured_turns, nobody, open_turns, turn_facts
+from ostinato.reward.ledger_entries import TEACHING_ARMS, Gold, matured_turns, no_gold, open_turns, turn_facts
 
 # ---------------------------------------------------------------- snapshots
 
@@ -56,7 +56,7 @@ def snapshot(ledger: TurnLedger) -> dict[str, Any]:
 
 
 def restored(
-    state: Mapping[str, Any], config: RewardConfig, gold: Gold = nobody, arms: Collection[Arm] = TEACHING_ARMS
+    state: Mapping[str, Any], config: RewardConfig, gold: Gold = no_gold, arms: Collection[Arm] = TEACHING_ARMS
 ) -> TurnLedger | None:
     """Restore the ledger from a `snapshot`, with the current config; None for another version's snapshot.
 
@@ -118,7 +118,7 @@ class LedgerFold:
         self,
         config: RewardConfig,
         plan: str = "",
-        gold: Gold = nobody,
+        gold: Gold = no_gold,
         arms: Collection[Arm] = TEACHING_ARMS,
         log: Log | None = None,
     ) -> None:
@@ -171,7 +171,7 @@ class LedgerFollower(FoldFollower[LedgerFold]):
         config: RewardConfig,
         folds: Folds | None = None,
         plan: str = "",
-        gold: Gold = nobody,
+        gold: Gold = no_gold,
         arms: Collection[Arm] = TEACHING_ARMS,
     ) -> None:
         fold = LedgerFold(config, plan, gold, arms, log)

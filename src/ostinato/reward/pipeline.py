@@ -44,7 +44,7 @@ from ostinato.reward.ledger import (
     TurnLedger,
     returns_of,
 )
-from ostinato.reward.ledger_entries import Gold, Matured, Taught, TurnFacts, Unit, nobody
+from ostinato.reward.ledger_entries import Gold, Matured, Taught, TurnFacts, Unit, no_gold
 from ostinato.reward.line_credit import TokenBytes, TurnLines, turn_lines
 from ostinato.reward.log_fold import LedgerFollower
 from ostinato.reward.protocol import Asker, Unloadable
@@ -252,7 +252,7 @@ class RewardDesk:
         *,
         folds: Folds | None = None,
         numerics: str | None = None,
-        gold: Gold = nobody,
+        gold: Gold = no_gold,
         taught: Taught | None = None,
         held_out: HeldOutPrompts | None = None,
         token_bytes: TokenBytes | None = None,
