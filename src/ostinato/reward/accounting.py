@@ -36,9 +36,9 @@ class Accounting:
     been trained on, `foreign` were about another tenant's turn, `moot` about a turn that gets no reward, `excess` exceeded the
     limit per turn; `orphans` wait for a turn that is not in the log, `forgotten` waited in vain.
 
-    `used`: the share of people's recent trainable turns that was trained on; None while too few were decided. `stale`: the share of tokens
-    of finished rollouts that was too stale, by the turn's number in the rollout; empty if none was. `surrogate`: by tenant, how well late
-    rewards were predicted.
+    `used`: the share of people's recent trainable turns that was trained on; None while too few were decided. `stale`: the share of
+    rollouts' tokens that was too stale to be trained on, by the turn's number in the rollout; empty if none was. `surrogate`: by tenant,
+    how well late rewards were predicted.
 
     Example: ``Accounting(ingested=5, trained=2, held={"arm:control": 1, "finish:abort": 1}, waiting=1, rewarded=4)``
     """

@@ -186,7 +186,7 @@ LATE_GROUP = "late_group"
 GOLD, HELD_OUT, WITHDRAWN, SECRET = "gold", "held_out", "consent:withdrawn", "secret"
 CONTROL = f"arm:{Arm.CONTROL}"
 FORGOTTEN, SIDE = "forgotten", f"purpose:{Purpose.SIDE}"
-_MOST_ALONE = 10_000  # turns held back alone that are remembered: from these on, their sessions' returns are unknown
+_MOST_ALONE = 10_000  # most turns held back alone that are remembered; behind one, its session's return is unknown
 
 
 def kind_of(reason: str) -> str:

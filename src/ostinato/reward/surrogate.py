@@ -177,7 +177,7 @@ class Surrogate:
     early reward.
 
     Rows are kept rather than their sums, so that a person's erasure is exact to the last bit. No person holds more than the share
-    `user_cap` of a tenant's rows, or 2 / people if that is more.
+    `user_cap` of the `memory` rows of a tenant, or 2 / people if that is more.
 
     Args:
         config: what is remembered, and how it is fitted.

@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 def rewards_to_go(values_M: Tensor, turns_M: Tensor) -> Tensor:
-    """Return the sum of the values from each token to the end of its turn, computed in float64 so that long micro-batches do not cancel.
+    """Return the sum of the values from each token to the end of its turn, summed in float64 against cancellation in long micro-batches.
 
     Example: values ``[1, 2, 4, 8]`` of turns ``[0, 0, 0, 1]`` give ``[7, 6, 4, 8]``.
     """
