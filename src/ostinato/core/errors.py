@@ -3,11 +3,11 @@
 OstinatoError
 ├── BadRequest          a client's input cannot be used (HTTP 400)
 │   ├── TooLarge        too many bytes or tokens (HTTP 413)
-│   ├── GrammarTooComplex  a form that cannot be enforced to its end (HTTP 400)
+│   ├── GrammarTooComplex  a format that cannot be enforced to its end (HTTP 400)
 │   └── NotFound        no such model, turn or ref (HTTP 404)
 ├── Unauthorized        missing or wrong key (HTTP 401)
 ├── Unavailable         cannot be done now; try again (HTTP 503)
-│   ├── Overloaded      too much is being done at once
+│   ├── Overloaded      all capacity is in use
 │   └── SandboxBroken   a sandbox's programs exceeded its limits
 ├── Cancelled           the caller gave up; everything is as before the call
 ├── StorageFull         nothing was written, nothing acknowledged was lost (HTTP 507)

@@ -221,9 +221,9 @@ class SingleRollout:
             ValueError: a reward is not finite.
         """
         turns = [turn for episode in episodes for turn in episode.turns]
-        told = any(lines.differ for turn in turns if (lines := self._lines.get(turn.id)))
+        lines_differ = any(lines.differ for turn in turns if (lines := self._lines.get(turn.id)))
         later = [episode.after.decided for episode in episodes if episode.after and episode.after.decided]
-        _refuse_without_contrast([rewards[turn.id] for turn in turns], later, told=told)
+        _refuse_without_contrast([rewards[turn.id] for turn in turns], later, lines_differ=lines_differ)
         residuals_N, shares_N, unit = self._residuals(episodes, rewards)
         squares_N = residuals_N**2
         by_line = {
@@ -323,7 +323,7 @@ def leave_one_out(
     return found_N
 
 
-def _refuse_without_contrast(rewards: Sequence[float], later: Sequence[float], *, told: bool) -> None:
+def _refuse_without_contrast(rewards: Sequence[float], later: Sequence[float], *, lines_differ: bool) -> None:
     """Raise NoSignal if nothing can be learned, ValueError if nothing can be computed. `later`: the returns of the turns that follow, as
     far as they come from rewards; the baseline's predictions for them are no contrast, only noise.
     """
@@ -331,7 +331,7 @@ def _refuse_without_contrast(rewards: Sequence[float], later: Sequence[float], *
         raise NoSignal("the batch is empty")
     if not all(map(math.isfinite, rewards)):
         raise ValueError("a reward is not finite")
-    if len(rewards) >= 2 and len({*rewards, *later}) == 1 and not told:
+    if len(rewards) >= 2 and len({*rewards, *later}) == 1 and not lines_differ:
         raise NoSignal(f"all {len(rewards)} rewards are {rewards[0]:g}: nothing tells a good turn from a bad one")
 
 

@@ -59,14 +59,18 @@ def early_values(reward: Reward, ended_at: float, signals: Sequence[Signal], nam
 
     Example: ``{"reward": 0.75, "delay": 0.34, "has:lines_kept_5m": 1.0, "value:lines_kept_5m": 0.5}``
     """
-    heard = considered(signals, reward.at)
-    first = min((signal.received_at for signal in heard), default=ended_at)
-    found = {"reward": reward.value, "silent": float(not heard), "delay": math.log1p(max(0.0, first - ended_at)) / 10.0}
+    counted = considered(signals, reward.at)
+    first = min((signal.received_at for signal in counted), default=ended_at)
+    features = {
+        "reward": reward.value,
+        "silent": float(not counted),
+        "delay": math.log1p(max(0.0, first - ended_at)) / 10.0,
+    }
     for name in names:
-        values = [signal.value for signal in heard if signal.name == name]
+        values = [signal.value for signal in counted if signal.name == name]
         if values:
-            found |= {f"has:{name}": 1.0, f"value:{name}": min(MOST_VALUE, max(-MOST_VALUE, values[-1]))}
-    return {name: value for name, value in found.items() if value or name == "reward"}
+            features |= {f"has:{name}": 1.0, f"value:{name}": min(MOST_VALUE, max(-MOST_VALUE, values[-1]))}
+    return {name: value for name, value in features.items() if value or name == "reward"}
 
 
 # ---------------------------------------------------------------- state
@@ -141,14 +145,14 @@ class SurrogateQuality:
 
     def figures(self) -> dict[str, float]:
         """Return the known figures with 95% intervals, by name: `pairs`, `people`, `correlation` and `gap`, with `_lower` and `_upper`."""
-        found: dict[str, float] = {"pairs": self.pairs, "people": self.people}
+        named: dict[str, float] = {"pairs": self.pairs, "people": self.people}
         if self.correlation is not None:
-            found["correlation"] = self.correlation
+            named["correlation"] = self.correlation
         if (bounds := self.bounds()) is not None:
-            found |= {"correlation_lower": bounds[0], "correlation_upper": bounds[1]}
+            named |= {"correlation_lower": bounds[0], "correlation_upper": bounds[1]}
         if self.gap is not None and (half := self.gap_half()) is not None:
-            found |= {"gap": self.gap, "gap_lower": self.gap - half, "gap_upper": self.gap + half}
-        return found
+            named |= {"gap": self.gap, "gap_lower": self.gap - half, "gap_upper": self.gap + half}
+        return named
 
     def in_words(self) -> str:
         """Return a one-line summary."""
