@@ -617,7 +617,7 @@ def test_an_alarm_about_a_gap_does_not_flap_when_too_few_people_are_left_to_comp
     if relabelled:
         teach(found, 1, 0.5, 0.5, user="c19", arm=Arm.CONTROL)
         found._rows["default"][-1] = found._rows["default"][-1]._replace(function="f@2 -> 10 s")
-        found._changed("default")
+        found._invalidate("default")
     else:
         teach(found, 1, 0.5, 0.5, user="l1")
     assert found.qualities()["default"].gap is None
