@@ -21,7 +21,7 @@ from ostinato.model.load import load_model, weights_of
 from ostinato.testing.tiny import tiny_model
 from ostinato.train.config import TrainConfig
 from ostinato.train.references import References
-from ostinato.train.sharding.trainer import ShardedTrainer, _meeting_place
+from ostinato.train.sharding.trainer import ShardedTrainer, _rendezvous_store
 from ostinato.train.trainer import PolicyTrainer
 
 torch.set_num_threads(1)
@@ -136,6 +136,6 @@ def test_references_are_dealt_out_and_one_that_cannot_be_fetched_is_an_error_of_
 
 
 def test_where_the_ranks_meet_only_this_machine_can_ask():
-    store = _meeting_place(2)
+    store = _rendezvous_store(2)
     listening = [each for each in psutil.Process().net_connections("tcp") if each.laddr.port == store.port]
     assert {each.laddr.ip for each in listening if each.status == psutil.CONN_LISTEN} == {"127.0.0.1"}

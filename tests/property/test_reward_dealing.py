@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.reward.batching import LEAST_PARTS, LearnablePart, dealt
+from ostinato.reward.batching import LEAST_PARTS, LearnablePart, fair_deal
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.ledger_entries import Matured, TurnFacts
 from ostinato.testing.records import a_turn
@@ -45,7 +45,7 @@ def taken_of(parts: list[LearnablePart], found: list[Matured]) -> list[Learnable
 def test_a_batch_keeps_to_its_budget_and_to_everybodys_share(wanted, size: int, cap: float, scarce: bool):
     config = RewardConfig(tenant_cap=cap, batch_tokens=400 if scarce else LARGE)
     parts = parts_of(wanted)
-    found = dealt(parts, size=size, config=config)
+    found = fair_deal(parts, size=size, config=config)
     taken = taken_of(parts, found)
     left = [part for part in parts if part.newest not in {each.newest for each in taken}]
     total, tokens = len(found), sum(part.tokens for part in taken)
@@ -75,4 +75,4 @@ def test_a_tenant_that_is_alone_gets_the_newest_until_there_are_enough(wanted, s
             expected = [*part.entries, *expected]
     if len(expected) < size:
         expected = []
-    assert dealt(parts, size=size, config=RewardConfig(tenant_cap=cap, batch_tokens=LARGE)) == expected
+    assert fair_deal(parts, size=size, config=RewardConfig(tenant_cap=cap, batch_tokens=LARGE)) == expected

@@ -1,15 +1,15 @@
-"""The audit trail: who did what to a run, for the day when somebody has to know."""
+"""The audit trail: who did what to a run."""
 
 from __future__ import annotations
 
 import hashlib
 from typing import Protocol
 
-_SHORTEST_KEY = 16  # a shorter text is no key, and its digest could be undone
+_SHORTEST_KEY = 16  # a shorter text is no key, and its digest could be brute-forced
 
 
 class Audit(Protocol):
-    """Records acts of operators, sign-ins and wrong keys. Never raises, and is never given a key itself."""
+    """Records operators' actions, sign-ins and wrong keys. Never raises, and is never given a key itself."""
 
     def __call__(
         self,
@@ -22,18 +22,18 @@ class Audit(Protocol):
         stranger: bool = False,
         **facts: str,
     ) -> None:
-        """`key`: its `fingerprint`; `address`: where the request came from; `stranger`: whoever did it is no operator, and could do it
-        without end; `facts`: what else describes the act.
+        """Record an act. `key`: its `fingerprint`; `address`: where the request came from; `stranger`: whoever did it is no operator, and
+        could repeat it without limit; `facts`: what else describes the act.
         """
         ...
 
 
 def unaudited(act: str, **_: object) -> None:
-    """An `Audit` that keeps nothing."""
+    """Record nothing, as an `Audit`."""
 
 
 def fingerprint(key: bytes) -> str:
-    """Eight hexadecimal digits by which a key is recognised and from which it cannot be recovered; "" for what is too short for a key.
+    """Return eight hexadecimal digits that identify a key but do not reveal it; "" for a text too short to be a key.
 
     Example: ``fingerprint(b"sk-0123456789abcdef")`` is the same on all hosts and after each restart.
     """

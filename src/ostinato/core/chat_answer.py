@@ -1,6 +1,6 @@
-"""Reads what the gateway answers its own clients: chat completions, and `GET /health`.
+"""Parses the gateway's responses to its own clients: chat completions, and `GET /health`.
 
-A chat completion carries, for all its choices together, one span per run of tokens that one version made::
+A chat completion has, for all its choices together, one span per run of tokens sampled by one version::
 
     {"choices": [{"index": 0, "message": {"content": "..."}, "finish_reason": "stop"}],
      "ostinato": {"turns": ["chatcmpl-1:0"], "spans": [[3, "9f2c", 7]]}}
@@ -33,9 +33,9 @@ class ChatChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatAnswer:
-    """A chat completion: its choices in the order of their index, every version that made a token of them, and the turns' ids.
+    """A chat completion: its choices in the order of their index, every version that sampled a token of them, and the turns' ids.
 
-    `prompt_tokens` and `tokens` count the prompt and all choices, 0 if the answer does not say; `overran`: the call's deadline cut it off.
+    `prompt_tokens` and `tokens` count the prompt and all choices, 0 if unknown; `overran`: the call's deadline cut the answer off.
 
     Example: ``ChatAnswer(choices=(choice,), policies=(v9,), turns=("chatcmpl-1:0",), prompt_tokens=31, tokens=12, overran=False)``
     """
@@ -57,22 +57,22 @@ class GatewayHealth:
 
 
 def read_chat_answer(body: Any, expected: int = 1) -> ChatAnswer:
-    """The answer in a response's body, parsed or as bytes. Raises Corrupt, which names the part, if it is malformed or has not `expected`
-    choices.
+    """Parse the answer in a response's body, given parsed or as bytes. Raises Corrupt, which names the part, if it is malformed or has
+    another number of choices than `expected`.
     """
-    return _promised("an answer", lambda: _chat_answer(_parsed(body), expected))
+    return _or_corrupt("an answer", lambda: _chat_answer(_parsed(body), expected))
 
 
 def read_health(body: Any) -> GatewayHealth:
-    """The body of `GET /health`, parsed or as bytes. Raises Corrupt; Unauthorized if it is that for a stranger, which names no version."""
-    return _promised("/health", lambda: _health(_parsed(body)))
+    """Parse the body of `GET /health`, given parsed or as bytes. Raises Corrupt; Unauthorized if the body names no versions."""
+    return _or_corrupt("/health", lambda: _health(_parsed(body)))
 
 
 def _parsed(body: Any) -> Any:
     return json.loads(body) if isinstance(body, bytes) else body
 
 
-def _promised(what: str, read: Callable[[], T]) -> T:
+def _or_corrupt(what: str, read: Callable[[], T]) -> T:
     try:
         return read()
     except (ValueError, LookupError, TypeError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""A child process that answers lines with lines, both ends: the parent kills it with all that it started, and it ends with its parent.
+"""A child process with a line protocol, both ends. The parent kills it with all its children, and it exits with its parent.
 
 For an operator's own functions, which may hang, exit, print or use up memory. The child's program is a module with a `main`.
 """
@@ -14,11 +14,11 @@ from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
 from collections.abc import Callable, Sequence
 from typing import BinaryIO, Self, cast
 
-# ---------------------------------------------------------------- the parent's end
+# ---------------------------------------------------------------- parent
 
 
 class _Protocol(SubprocessStreamProtocol):
-    """Ends what the process leaves running as soon as it has ended: later its number may be that of others."""
+    """Kills the process group as soon as the process has exited: later its id may be reused."""
 
     _pid: int | None = None
 
@@ -49,7 +49,7 @@ class ChildProcess:
 
     @classmethod
     async def start(cls, module: str, *, longest_line: int) -> Self:
-        """Run a module with this interpreter. `longest_line`: of the child's answers, in bytes."""
+        """Run a module with this interpreter. `longest_line`: most bytes of a line of the child's answers."""
         loop = asyncio.get_running_loop()
         transport, protocol = await loop.subprocess_exec(
             lambda: _Protocol(limit=longest_line, loop=loop),
@@ -63,12 +63,12 @@ class ChildProcess:
 
     @property
     def answers(self) -> asyncio.StreamReader:
-        """What the child writes."""
+        """The child's output."""
         assert self.process.stdout is not None
         return self.process.stdout
 
     async def send(self, lines: Sequence[bytes]) -> None:
-        """Write the lines as the pipe has room. That the process is gone is noticed when its answer is awaited."""
+        """Write the lines as the pipe has room. A process that is gone is noticed when its answer is awaited."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             for line in lines:
@@ -76,7 +76,7 @@ class ChildProcess:
                 await self.process.stdin.drain()
 
     async def kill(self) -> None:
-        """End the process and all that it started, and wait for it."""
+        """Kill the process and all its children, and wait for it."""
         if self.process.returncode is None:
             _kill_group(self.process.pid)
         assert self.process.stdin is not None
@@ -85,15 +85,15 @@ class ChildProcess:
             await self.process.stdin.wait_closed()
         output = self._transport.get_pipe_transport(1)
         if output is not None:
-            output.close()  # a process left running may hold its other end, which the wait below would wait for
+            output.close()  # a surviving process may hold its other end, which would block the wait below
         await self.process.wait()
 
 
-# ---------------------------------------------------------------- the child's end
+# ---------------------------------------------------------------- child
 
 
 def take_over() -> tuple[BinaryIO, BinaryIO]:
-    """Reserve standard input and output for lines: the program's code gets an empty input, and its output goes to standard error."""
+    """Reserve standard input and output for the protocol: the program's code gets an empty input, and its output goes to standard error."""
     questions = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -103,7 +103,7 @@ def take_over() -> tuple[BinaryIO, BinaryIO]:
 
 
 def read_until_end(questions: BinaryIO, take: Callable[[bytes], None]) -> None:
-    """Pass on each line; when the input ends, the parent is gone: end this process and all that it started. For a thread of its own."""
+    """Pass on each line. When the input ends, the parent is gone: kill this process and all its children. Run it in its own thread."""
     for line in questions:
         take(line)
     if os.getpgrp() == os.getpid():

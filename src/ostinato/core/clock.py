@@ -6,5 +6,5 @@ import time
 
 
 def wall_clock() -> float:
-    """Unix seconds."""
+    """Return Unix seconds."""
     return time.time()  # noqa: TID251 (this is the place)

@@ -1,8 +1,8 @@
-"""A conversation, the same for every API dialect: messages, tools, calls of tools and their results.
+"""A conversation, the same for every API dialect: messages, tools, tool calls and their results.
 
-A normal form of messages: the same for an answer as it was sampled and as agents send it back.
+Also a normal form of messages, which is the same for an answer as sampled and as agents send it back.
 
-Agents parse an answer and serialise it anew: reasoning is dropped or trimmed, a call's JSON is reformatted, with its keys in another
+Agents parse an answer and serialise it again: reasoning is dropped or trimmed, a call's JSON is reformatted, with its keys in another
 order, 60000.0 becomes 60000, and optional flags are filled in with their defaults. None of this changes the meaning.
 """
 
@@ -25,12 +25,12 @@ from ostinato.core.json_shape import shape_of
 
 
 def normal(message: Message) -> tuple[str, ...]:
-    """The parts of a message that must be equal for two messages to count as the same."""
+    """Return the parts of a message that must be equal for two messages to count as the same."""
     if message.role == "tool":
         return (message.role, message.answers, message.text)
     if message.role != "assistant":
         return (message.role, message.text)
-    if message.cleared:  # a whole conversation's hash tells by it that this is not what was sampled
+    if message.cleared:  # so that a whole conversation's hash shows that this is not the sampled answer
         message, role = replace(message, cleared=False), "cleared"
         return (role, *normal(message))
     calls = [part for call in message.calls for part in (call.id, call.name, _arguments(call))]
@@ -38,7 +38,7 @@ def normal(message: Message) -> tuple[str, ...]:
 
 
 def digest(seed: bytes, *parts: str) -> bytes:
-    """A hash of a list of parts. Lengths are hashed too, so that lists with the same concatenation differ."""
+    """Return a hash of a list of parts. Lengths are hashed too, so that lists with the same concatenation differ."""
     pieces = [len(seed).to_bytes(8, "big"), seed]
     for part in parts:
         data = part.encode()
@@ -47,7 +47,7 @@ def digest(seed: bytes, *parts: str) -> bytes:
 
 
 def tools_digest(tools: Sequence[Tool]) -> str:
-    """A digest of the tools as a prompt shows them; "" without tools."""
+    """Return a digest of the tools as a prompt shows them; "" without tools."""
     return digest(b"".join(tool.digest for tool in tools)).hex() if tools else ""
 
 
@@ -55,23 +55,23 @@ def _arguments(call: ToolCall) -> str:
     values = call.values()
     if values is None:
         return call.arguments
-    # None and False mean the same as no argument
+    # None and False mean the same as a missing argument
     said = {name: value for name, value in values.items() if value is not None and value is not False}
     try:
-        return json.dumps(_plain(said), sort_keys=True)
+        return json.dumps(_with_integers(said), sort_keys=True)
     except (ValueError, RecursionError):
         return call.arguments
 
 
-def _plain(value: Any) -> Any:
-    """A value with its whole numbers as integers."""
+def _with_integers(value: Any) -> Any:
+    """Return a value with its whole numbers as integers."""
     match value:
         case float() if value.is_integer():
             return int(value)
         case dict():
-            return {key: _plain(item) for key, item in value.items()}
+            return {key: _with_integers(item) for key, item in value.items()}
         case list():
-            return [_plain(item) for item in value]
+            return [_with_integers(item) for item in value]
         case _:
             return value
 
@@ -81,17 +81,17 @@ def _plain(value: Any) -> Any:
 
 PART_CHARS = 32
 MAX_VALUES, MAX_DEPTH = 20_000, 64
-"""Of a tool call's arguments that are parsed."""
+"""Most values and levels of a tool call's arguments that are parsed."""
 _LONG_CALL_ID = re.compile(r"call_(?P<base>[a-z]+-[0-9a-f-]+)_(?P<choice>[0-9]{1,4})_[0-9]{1,6}")
 _SHORT_CALL_ID = re.compile(r"call_(?P<kind>[cmrt])(?P<turn>[0-9A-Za-z]{1,40})_[0-9]{1,6}")
 _SHORT_TURN = re.compile(r"(?P<kind>[a-z]+)-(?P<rest>[0-9a-f-]{1,60}:[0-9]{1,4})")
-_KINDS = {"chatcmpl": "c", "msg": "m", "resp": "r", "cmpl": "t"}  # of turns, by the prefix of their ids
-_REST = "0123456789abcdef-:"  # what the rest of a turn's id is written with
+_KIND_LETTERS = {"chatcmpl": "c", "msg": "m", "resp": "r", "cmpl": "t"}  # turn id prefix -> letter in a short call id
+_REST = "0123456789abcdef-:"  # alphabet of the rest of a turn's id
 _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 class Role(StrEnum):
-    """Who speaks. A tool's message is the result of a call."""
+    """The sender of a message. A tool's message is the result of a call."""
 
     SYSTEM = "system"
     USER = "user"
@@ -111,8 +111,8 @@ class ToolCall:
     arguments: str
 
     def values(self) -> dict[str, Any] | None:
-        """The arguments, parsed anew; None if the text is not a JSON object, or one of more than `MAX_VALUES` values or `MAX_DEPTH`
-        levels. Keep the text instead: what is parsed takes many times its memory.
+        """Return the arguments, parsed anew; None if the text is not a JSON object, or has more than `MAX_VALUES` values or `MAX_DEPTH`
+        levels. Store the text rather than the result, which takes many times its memory.
         """
         values = _parsed(self.arguments) if self._is_bounded() else None
         return values if isinstance(values, dict) else None
@@ -126,10 +126,10 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """A message of one side. Only an assistant has `reasoning` and `calls`; `answers` is the id of the call that a tool's message answers.
+    """One message. Only an assistant has `reasoning` and `calls`; `answers` is the id of the call whose result a tool's message is.
 
-    `failed`: the client says that the call failed. The model learns this only from the text. `cleared`: its reasoning was taken out, as the
-    client wished, so it is not the answer that was sampled.
+    `failed`: the client reports that the call failed. The model sees this only from the text. `cleared`: its reasoning was removed, at the
+    client's request, so it is not the answer that was sampled.
 
     Example: ``Message(role=Role.TOOL, text="2 passed", answers="call_cXCg_0")``
     """
@@ -164,7 +164,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A tool that the model may call. `parameters` is a JSON schema; `strict`: a call whose arguments violate it is worthless.
+    """A tool that the model may call. `parameters` is a JSON schema; `strict`: a call whose arguments violate it is useless.
 
     Example: ``Tool(name="read", description="Read a file.", parameters={"type": "object", "properties": {"path": {"type": "string"}}})``
     """
@@ -178,7 +178,7 @@ class Tool:
 
     @property
     def chars(self) -> int:
-        """The tool's length in characters, its schema as JSON."""
+        """The tool's length in characters, with its schema as JSON."""
         self._measure()
         return self._chars
 
@@ -189,7 +189,7 @@ class Tool:
 
     @property
     def digest(self) -> bytes:
-        """A hash of what a prompt shows of it. Computed once."""
+        """A hash of what a prompt shows of the tool. Computed once."""
         self._measure()
         return self._digest
 
@@ -202,7 +202,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What an answer must be: JSON text that follows `schema`, or calls of the named tools; either if both are given.
+    """A constraint on the answer: JSON text that follows `schema`, or calls of the named tools; either if both are given.
 
     `several`: more than one call may be made. `forbidden`: no tool may be called, though the prompt shows them; without a schema the answer
     is free text otherwise.
@@ -218,8 +218,8 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionBlock:
-    """A summary that a client sends back in place of the messages before it. `token`: what proves where it comes from, not yet verified;
-    `field`: where the request holds it, for errors.
+    """A summary that a client sends back in place of the messages before it. `token`: the proof of its origin, not yet verified;
+    `field`: where it is in the request, for errors.
 
     Example: ``CompactionBlock(content="Done so far: ...", token="eyJ2...")``
     """
@@ -233,8 +233,8 @@ class CompactionBlock:
 class Conversation:
     """The messages so far, oldest first, and the tools that may be called. `continued`: the model continues the last message.
 
-    `demand`: what the next answer must be; None allows anything. `one_call`: the next answer may make one call at most. `block`: the
-    summary with which it begins, which the first messages hold. `summarises`: the last message asks for a summary of all before it.
+    `demand`: the constraint on the next answer; None allows anything. `one_call`: the next answer may make at most one call. `block`: the
+    summary with which it begins, contained in the first messages. `summarises`: the last message asks for a summary of all before it.
 
     Example: ``Conversation(messages=(Message(role=Role.USER, text="hi"),))``
     """
@@ -249,12 +249,12 @@ class Conversation:
 
     @property
     def callable_tools(self) -> tuple[Tool, ...]:
-        """The tools that the next answer may call: none of those in the prompt if the demand forbids it."""
+        """The tools that the next answer may call: none if the demand forbids calls."""
         return () if self.demand is not None and self.demand.forbidden else self.tools
 
     @property
     def answered(self) -> bool:
-        """True if the assistant has said something in it."""
+        """True if it contains a message of the assistant."""
         return any(message.role is Role.ASSISTANT for message in self.messages)
 
     @property
@@ -268,19 +268,19 @@ class Conversation:
         return all(message.hashed for message in self.messages) and all(tool.hashed for tool in self.tools)
 
     def compute_digests(self) -> None:
-        """Compute the digests of all messages and tools that are not known: beside the event loop, since it grows with their text."""
+        """Compute the missing digests of all messages and tools. Call it off the event loop, since the time grows with their text."""
         for part in (*self.messages, *self.tools):
             _ = part.digest
 
     @property
     def parts(self) -> int:
-        """How many messages and tools there are. Each costs a template about as much as `PART_CHARS` characters of text."""
+        """The number of messages and tools. Each costs a template about as much as `PART_CHARS` characters of text."""
         return len(self.messages) + len(self.tools)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A part of an answer while it is sampled: text to show, reasoning, or a complete call. One of the three is set.
+    """A part of an answer while it is sampled: text to show, reasoning, or a complete call. Exactly one of the three is set.
 
     Example: ``Piece(text="Let me look.")``
     """
@@ -291,7 +291,7 @@ class Piece:
 
 
 def _parsed(text: str) -> Any:
-    """The value of a model's or a client's JSON; None if it is none. What only the standard library takes, such as NaN, is taken, too."""
+    """Parse a model's or a client's JSON; None if it is invalid. What only the standard library accepts, such as NaN, is accepted, too."""
     try:
         return msgspec.json.decode(text)
     except ValueError:
@@ -301,20 +301,20 @@ def _parsed(text: str) -> Any:
 
 
 def call_id(turn: str, number: int) -> str:
-    """The id of a turn's call, counted from 0: only letters, digits and _, which every client accepts, and for a turn of the gateway at
-    most 40 characters, as OpenAI's API wants of the ids in a history.
+    """Return the id of a turn's call, counted from 0: only letters, digits and _, which every client accepts, and for the gateway's turns
+    at most 40 characters, as OpenAI's API requires of ids in a history.
 
     Example: ``call_id("chatcmpl-3f:0", 1) == "call_cXCg_1"``
     """
     found = _SHORT_TURN.fullmatch(turn)
-    if found is not None and found["kind"] in _KINDS:
-        return f"call_{_KINDS[found['kind']]}{_shortened(found['rest'])}_{number}"
+    if found is not None and found["kind"] in _KIND_LETTERS:
+        return f"call_{_KIND_LETTERS[found['kind']]}{_encode_turn(found['rest'])}_{number}"
     base, _, choice = turn.rpartition(":")
     return f"call_{base}_{choice}_{number}"
 
 
 def calling_turn(call: str) -> str | None:
-    """The turn that a call's id names, also one of the longer ids of version 0.1.0; None if the id is not one of ours.
+    """Return the turn that a call's id names, also for the longer ids of version 0.1.0; None if the id is not one of ours.
 
     Example: ``calling_turn("call_cXCg_1") == "chatcmpl-3f:0"``
     """
@@ -323,30 +323,30 @@ def calling_turn(call: str) -> str | None:
     found = _SHORT_CALL_ID.fullmatch(call)
     if found is None:
         return None
-    kind = next(kind for kind, letter in _KINDS.items() if letter == found["kind"])
-    turn = f"{kind}-{_lengthened(found['turn'])}"
+    kind = next(kind for kind, letter in _KIND_LETTERS.items() if letter == found["kind"])
+    turn = f"{kind}-{_decode_turn(found['turn'])}"
     written = _SHORT_TURN.fullmatch(turn)
-    return turn if written is not None and _shortened(written["rest"]) == found["turn"] else None
+    return turn if written is not None and _encode_turn(written["rest"]) == found["turn"] else None
 
 
 def call_number(call: str) -> int | None:
-    """The number of a call in its turn, from 0, by the call's id; None if that is not one of ours.
+    """Return the number of a call in its turn, from 0, by the call's id; None if that is not one of ours.
 
     Example: ``call_number("call_cXCg_1") == 1``
     """
     return int(call.rpartition("_")[2]) if calling_turn(call) else None
 
 
-def _shortened(rest: str) -> str:
-    """A text over `_REST` as a number over `_LETTERS`; a first digit of 1 keeps its leading zeros."""
+def _encode_turn(rest: str) -> str:
+    """Encode a text over `_REST` as a number over `_LETTERS`; a leading 1 keeps its leading zeros."""
     number = 1
     for character in rest:
         number = number * len(_REST) + _REST.index(character)
     return _digits(number, _LETTERS)
 
 
-def _lengthened(letters: str) -> str:
-    """The text whose `_shortened` form this is; any text over `_REST` for other letters."""
+def _decode_turn(letters: str) -> str:
+    """Decode the result of `_encode_turn`; other letters give any text over `_REST`."""
     number = 0
     for letter in letters:
         number = number * len(_LETTERS) + _LETTERS.index(letter)

@@ -1,4 +1,4 @@
-"""Durations as people read them."""
+"""Durations for people."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ostinato.core.errors import BadConfig
 
 
 def ago(seconds: float) -> str:
-    """A time span for people. Example: ``ago(200) == "3 min"``"""
+    """Format a time span for people. Example: ``ago(200) == "3 min"``"""
     for unit, length in (("days", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
@@ -19,7 +19,7 @@ _UNITS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 60
 
 
 def seconds_in(text: str) -> float:
-    """The seconds of a time span as people write it: a number and s, min, h, d or w. Raises BadConfig. Example: ``seconds_in("7d")``"""
+    """Return the seconds of a time span: a number and s, min, h, d or w. Raises BadConfig. Example: ``seconds_in("7d")``"""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|w)", text.strip())
     if match is None:
         raise BadConfig(f"{text!r} is not a time span; write a number and a unit: 90min, 12h, 7d, 2w")

@@ -3,13 +3,13 @@
 OstinatoError
 ├── BadRequest          a client's input cannot be used (HTTP 400)
 │   ├── TooLarge        too many bytes or tokens (HTTP 413)
-│   ├── GrammarTooComplex  a form that cannot be enforced to its end (HTTP 400)
+│   ├── GrammarTooComplex  a format that cannot be enforced to its end (HTTP 400)
 │   └── NotFound        no such model, turn or ref (HTTP 404)
 ├── Unauthorized        missing or wrong key (HTTP 401)
 ├── Unavailable         cannot be done now; try again (HTTP 503)
-│   ├── Overloaded      too much is being done at once
+│   ├── Overloaded      all capacity is in use
 │   └── SandboxBroken   a sandbox's programs exceeded its limits
-├── Cancelled           the caller gave up; everything is as it was before the call
+├── Cancelled           the caller gave up; everything is as before the call
 ├── StorageFull         nothing was written, nothing acknowledged was lost (HTTP 507)
 ├── Corrupt             stored bytes do not have their promised hash or form
 ├── Conflict            a compare-and-swap lost, or another process holds the store
@@ -57,10 +57,10 @@ class NotFound(BadRequest, LookupError):
 
 
 class GrammarTooComplex(BadRequest):
-    """The grammar of the demanded form compiled, but reached the limits on the cost of one token while an answer was sampled.
+    """The grammar of the requested format compiled, but exceeded the limits on the cost of one token while an answer was sampled.
 
     Args:
-        field: the fields of the request that may hold the grammar.
+        field: the fields of the request that may contain the grammar.
     """
 
     code = "grammar_too_complex"
@@ -88,23 +88,23 @@ class Unavailable(OstinatoError):
 
 
 class Overloaded(Unavailable):
-    """As much is being done as can be at once; the same call will succeed when some of it has ended."""
+    """All capacity is in use; the same call will succeed when some of it is free again."""
 
     code = "overloaded"
 
 
 class NotFetched(Unavailable):
-    """A server is well but cannot fetch a version of the weights now."""
+    """A server is healthy but cannot fetch a version of the weights now."""
 
 
 class SandboxBroken(Unavailable):
-    """A sandbox was ended because its programs exceeded its limits. This is their own fault, so no retry is due."""
+    """A sandbox was ended because its programs exceeded its limits. This is their own fault, so a retry would not help."""
 
     code = "sandbox_broken"
 
 
 class Cancelled(OstinatoError):
-    """The caller gave up in the middle; everything is as it was before the call."""
+    """The caller gave up midway; everything is as before the call."""
 
     code = "cancelled"
 
@@ -130,7 +130,7 @@ class Conflict(OstinatoError):
 
 
 class LeaseLost(Conflict):
-    """Another process has taken over the role that a write was made in. Nothing of the write was kept, and this process must end."""
+    """Another process has taken over the role in which a write was made. Nothing of the write was kept, and this process must exit."""
 
     code = "lease_lost"
 

@@ -1,6 +1,6 @@
-"""Fair shares of what many ask for: a token bucket, and a queue whose owners take turns. Pure.
+"""Rate limits and fair queues: a token bucket, and a queue whose owners take turns. Pure.
 
-A bucket says how much of something may be used per second, and at once after a pause. Arithmetic over a given clock.
+A bucket limits how much may be used per second, and in a burst after a pause. It computes from times that the caller passes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 
 class Bucket:
-    """A token bucket: fills at `rate` per second up to `size`.
+    """A token bucket that fills at `rate` per second up to `size`.
 
     Example: ``Bucket(rate=2.0, size=10.0, now=0.0).take(1.0, now=0.0) == 0.0``
     """
@@ -33,13 +33,13 @@ class Bucket:
         return wait_s
 
     def wait(self, amount: float, now: float) -> float:
-        """The seconds until `amount` can be taken."""
+        """Return the seconds until `amount` can be taken."""
         self._level = min(self._size, self._level + self._rate * max(0.0, now - self._at))
         self._at = now
         return max(0.0, min(amount, self._size) - self._level) / self._rate
 
     def give_back(self, amount: float) -> None:
-        """Put back an amount that was taken and not used."""
+        """Put back an unused amount."""
         self._level = min(self._size, self._level + amount)
 
 
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class InTurn(Generic[K, T]):
-    """What waits, by owner. The owner that has waited longest for a turn is next, and each owner's items keep their order.
+    """A round-robin queue by owner: the owner that has waited longest for a turn is next, and each owner's items keep their order.
 
     Example: ``queue.put("acme", work); queue.next()`` returns `work`, and then None.
     """
@@ -61,7 +61,7 @@ class InTurn(Generic[K, T]):
         self._waiting.setdefault(owner, deque()).append(item)
 
     def count(self, owner: K) -> int:
-        """The number of the owner's items that wait."""
+        """Return the number of the owner's waiting items."""
         return len(self._waiting.get(owner, ()))
 
     def next(self) -> T | None:
@@ -75,7 +75,7 @@ class InTurn(Generic[K, T]):
         return item
 
     def discard(self, owner: K, item: T) -> None:
-        """Remove an item if it waits. Costs O(the owner's items)."""
+        """Remove an item if it waits. Takes time linear in the owner's items."""
         queue = self._waiting.get(owner)
         if queue is not None and item in queue:
             queue.remove(item)

@@ -1,4 +1,4 @@
-"""Files of a run: written atomically with a stated durability, and readable by nobody else, whatever the umask; and the disk they use."""
+"""Files of a run: written atomically with a stated durability, and private whatever the umask; and their disk usage."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Final
 
 REFUSALS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
-"""What the system answers for a disk that is full, fails or has become read-only: it may pass, and is no process's own fault."""
+"""Errors of a disk that is full, fails or has become read-only: this may pass, and is not the process's own fault."""
 EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""What it answers where files or memory have run out: it says nothing about the file that was to be opened."""
+"""Errors when files or memory have run out: they say nothing about the file that was to be opened."""
 
 
 def private(path: str, flags: int) -> int:
-    """An opener for `open` that makes a new file with mode 0600. A file that exists keeps its mode.
+    """Open a new file with mode 0600, as an opener for `open`. An existing file keeps its mode.
 
     Example: ``open(path, "a", opener=private)``
     """
@@ -26,13 +26,13 @@ def private(path: str, flags: int) -> int:
 
 
 def write_atomic(path: Path, data: str | bytes, *, durable: bool, mode: int = 0o600) -> None:
-    """Replace a file by one that holds `data`: a reader sees the old file or the new one, never a part.
+    """Replace a file by one with `data`: a reader sees the old file or the new one, never a part.
 
     Args:
         path: the file, in a directory that exists.
-        data: what it will hold; text as UTF-8.
+        data: its new content; text as UTF-8.
         durable: the new file survives a crash of the machine once this returns: it and its directory are synced. Otherwise a crash of
-            the machine may leave the old file, the new one, or an empty one, as is right for what the next start writes again.
+            the machine may leave the old file, the new one, or an empty one, which suits files that the next start writes again.
         mode: the file's mode, which the umask narrows.
 
     Raises OSError; then the old file is still there, or, if only the directory could not be synced, the new one.
@@ -40,7 +40,7 @@ def write_atomic(path: Path, data: str | bytes, *, durable: bool, mode: int = 0o
     Example: ``write_atomic(home / "admin.key", key, durable=True)``
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
-    partial.unlink(missing_ok=True)  # of an earlier process with these numbers
+    partial.unlink(missing_ok=True)  # left by an earlier process with the same ids
     try:
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode & 0o777), "wb") as file:
             file.write(data.encode() if isinstance(data, str) else data)
@@ -80,7 +80,7 @@ def _sync(path: Path, flags: int) -> None:
 
 
 def make_private(directory: Path, shut: Callable[[], bool] = lambda: True) -> str:
-    """Make a directory with mode 0700. One that exists and is open to other users is closed to them if it is ours and `shut()` is true.
+    """Create a directory with mode 0700. An existing one that other users can enter is closed to them if it is ours and `shut()` is true.
 
     Returns a line for people if it was open to others: that it no longer is, or why it still is. Raises OSError.
     """
@@ -102,12 +102,12 @@ def make_private(directory: Path, shut: Callable[[], bool] = lambda: True) -> st
 
 
 def older(path: Path) -> Path:
-    """The path of the rotated file. Example: train.jsonl -> train.1.jsonl"""
+    """Return the path of the rotated file. Example: train.jsonl -> train.1.jsonl"""
     return path.with_suffix(f".1{path.suffix}")
 
 
 def disk_use(path: Path) -> int:
-    """Bytes on disk of a file, or of everything below a directory. A file deleted during the scan counts 0 bytes."""
+    """Return the bytes on disk of a file, or of everything below a directory. A file deleted during the scan counts 0 bytes."""
     with contextlib.suppress(FileNotFoundError):
         if not path.is_dir():
             return path.stat().st_blocks * 512

@@ -13,18 +13,18 @@ from ostinato.core.steering import Steered, Steering
 class Generate:
     """A request to the engine: exact prompt ids, how to sample, how many samples, from which slot (a ref name: live, ...).
 
-    `tops`: how many of the likeliest tokens are reported with each sampled token.
+    `tops`: the number of likeliest tokens reported with each sampled token.
 
-    Computation for one request's prompt may be reused for another request only if both have the same `cache_salt`, so that the time a
+    `cache_salt`: two requests may share computation for their prompts only if their salts are equal, so that the time a
     prompt takes reveals nothing about the prompts of others.
 
     `within_s`: seconds from now after which every unfinished sample ends with `Finish.DEADLINE`, whatever its state; 0 or less means at
     once. None means no limit.
 
-    `paired`: the answer is compared with another version's from the same seed, so tokens are drawn such that near distributions give the
+    `paired`: the answer is compared with another version's from the same seed, so tokens are drawn such that similar distributions give the
     same one as often as possible; an engine that cannot do so ignores it.
 
-    `steering`: how the answers are steered. An answer that must follow a grammar is not, and an engine that cannot do so refuses it.
+    `steering`: how the answers are steered. An answer that must follow a grammar is not steered; an engine that cannot steer refuses.
 
     Example: ``Generate(id="r1", slot="live", prompt_ids=(1, 2, 3), sampling=Sampling(max_tokens=64), cache_salt="acme")``
     """
@@ -58,15 +58,15 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """New tokens of one sample. `finish` is set on the sample's last chunk only. `text` is what may be shown.
+    """New tokens of one sample. `finish` is set only on the sample's last chunk. `text` may be shown.
 
     `ids` and `logprobs` have one entry per token, all sampled by `policy`; so has `tops`, if requested. Text that could still
     become part of a stop string is withheld until it cannot; a stop string itself is never shown, though its tokens are in `ids`.
-    `routes` is set on the sample's last chunk only: the encoded expert ids of its prompt and sampled tokens (see `Turn.routes`).
-    `nucleus`: the ids that `top_p` left open to each of these tokens (see `Turn.nucleus`); b"" if all, or if the engine cannot tell.
-    `steered`: what came of the request's steering in the sample's tokens up to these; None without one.
+    `routes` is set only on the sample's last chunk: the encoded expert ids of its prompt and sampled tokens (see `Turn.routes`).
+    `nucleus`: the ids allowed by `top_p` for each of these tokens (see `Turn.nucleus`); b"" if all were, or if the engine cannot tell.
+    `steered`: the effect of the request's steering on the sample's tokens so far; None without steering.
 
-    A chunk of an outside model has a text, but neither ids nor a `policy`; its last chunk may have the `usage` that the model reported.
+    A chunk of an outside model has a text, but neither ids nor a `policy`; its last chunk may have the `usage` reported by the model.
     """
 
     index: int
@@ -85,10 +85,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What an engine can do. `context`: the most tokens of prompt and answer together; prompt ids lie in [0, `vocab_size`).
+    """What an engine can do. `context`: the most tokens of prompt and answer together; prompt ids are in [0, `vocab_size`).
 
     `follows_grammars`: answers can be constrained to a grammar. `steers`: how answers can be steered: token by token under an exact cap
-    ("exact"), by one bias for the whole answer whose bound is proven ("static"), or not at all.
+    ("exact"), by one bias for the whole answer with a proven bound ("static"), or not at all.
 
     Example: ``Capabilities(context=8192, vocab_size=49152, follows_grammars=True)``
     """

@@ -1,4 +1,4 @@
-"""Held-out prompts: what a suite measures with, recognised by a hash of its tokens, so that it is never learned from."""
+"""Held-out prompts: the prompts of evaluation suites, recognised by a hash of their tokens, so that they are never learned from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def prompt_hash(ids: Sequence[int]) -> str:
-    """A hash of a prompt's token ids, 32 hex digits."""
+    """Return a hash of a prompt's token ids, 32 hex digits."""
     return hashlib.blake2b(np.asarray(ids, dtype="<u4").tobytes(), digest_size=16).hexdigest()
 
 
@@ -29,7 +29,7 @@ class HeldOutPrompts:
         return sum(map(len, self._hashes.values()))
 
     def covers(self, ids: Sequence[int]) -> bool:
-        """True if these ids are a held-out prompt or begin with one, as the later prompts of its conversation do."""
+        """Return True if these ids are a held-out prompt or begin with one, as the later prompts of its conversation do."""
         if not self._hashes:
             return False
         data = memoryview(np.asarray(ids, dtype="<u4").tobytes())

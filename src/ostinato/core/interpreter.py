@@ -1,4 +1,4 @@
-"""Prepares a worker's process for people who wait: garbage collection, turns of its threads, and its heaps."""
+"""Tunes a worker's process for latency: garbage collection, thread switching, and its heaps."""
 
 from __future__ import annotations
 
@@ -8,21 +8,26 @@ import gc
 import sys
 from collections.abc import Generator
 
-TURN_S = 0.0002
+SWITCH_INTERVAL_S = 0.0002
 
 THRESHOLDS = (50_000, 20, 20)
-"""A long request's JSON alone makes thousands of objects, which Python's 700 would look through again and again."""
-_WHILE_LOADING = (THRESHOLDS[0] + 1, *THRESHOLDS[1:])  # another value, by which those of `settle` are known
+"""A long request's JSON alone creates thousands of objects. With Python's default of 700 they would be traversed again and again."""
+_WHILE_LOADING = (THRESHOLDS[0] + 1, *THRESHOLDS[1:])  # distinguishable from those of `settle`
 
 HEAPS = 2
-_MALLOC = {-8: HEAPS, -3: 2 << 20, -1: 32 << 20}  # M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD of glibc's malloc.h
+_MALLOC_OPTIONS = {
+    -8: HEAPS,
+    -3: 2 << 20,
+    -1: 32 << 20,
+}  # M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD of glibc's malloc.h
 
 
 def settle() -> None:
-    """Exempt all present objects from later collections, and make these rarer. Call it once, when a worker is up and before anybody waits.
+    """Exempt all current objects from later garbage collections, and make these rarer. Call it once, when a worker is up and before
+    anybody waits.
 
-    A full collection traverses everything that torch, transformers and compiled kernels have made: 0.3 s in which no token is
-    sampled and no call answered. Exempt objects, the weights among them, are still freed when nothing refers to them any more.
+    A full collection traverses everything that torch, transformers and compiled kernels have created: 0.3 s in which no token is
+    sampled and no call answered. Exempt objects, the weights among them, are still freed when their last reference goes.
     """
     gc.collect()
     gc.freeze()
@@ -31,37 +36,37 @@ def settle() -> None:
 
 @contextlib.contextmanager
 def collecting_rarely() -> Generator[None]:
-    """Inside the block garbage is collected as rarely as after `settle`.
+    """Collect garbage inside the block as rarely as after `settle`.
 
-    It is for importing, which makes a million objects and no garbage: looking through them again and again takes a sixth of its time.
+    For imports, which create a million objects and no garbage: traversing them again and again takes a sixth of the import's time.
     Thresholds that are set inside the block, by `settle` or otherwise, stay.
     """
     before = gc.get_threshold()
     gc.set_threshold(*_WHILE_LOADING)
-    ours = gc.get_threshold()  # as Python tells it: 3.14 has no third threshold, and says 0
+    set_here = gc.get_threshold()  # read back from Python: 3.14 has no third threshold, and says 0
     try:
         yield
     finally:
-        if gc.get_threshold() == ours:
+        if gc.get_threshold() == set_here:
             gc.set_threshold(*before)
 
 
 def take_short_turns() -> None:
     """Shorten the interpreter's thread switch interval from 5 ms to 0.2 ms, for the life of the process.
 
-    The engine and the event loop release the interpreter at every operation. To get it back they wait a full interval for each thread that
-    reads somebody's long request or makes a page, many times an answer.
+    The engine and the event loop release the GIL at every operation. To get it back they wait a full interval for each thread that
+    reads a long request or renders a page, many times per answer.
     """
-    sys.setswitchinterval(min(sys.getswitchinterval(), TURN_S))
+    sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
 
 
 def keep_heaps_small() -> None:
-    """Make the process give memory back, for its life. Call it before threads start. Without glibc it does nothing.
+    """Make the process return freed memory, for its life. Call it before threads start. Without glibc it does nothing.
 
-    glibc gives each thread a heap of its own, up to eight for each core. Once a block of up to 32 MiB was freed, it puts others of that
-    size on the heaps, where the holes that they leave stay. Here all threads share two heaps, and blocks of 2 MiB and more go back at once.
+    glibc gives each thread a heap of its own, up to eight for each core. Once a block of up to 32 MiB was freed, it allocates others of
+    that size on the heaps, where they leave holes. Here all threads share two heaps, and blocks of 2 MiB and more are returned at once.
     """
     with contextlib.suppress(AttributeError, OSError):
         libc = ctypes.CDLL(None)
-        for name, value in _MALLOC.items():
+        for name, value in _MALLOC_OPTIONS.items():
             libc.mallopt(name, value)

@@ -1,4 +1,4 @@
-"""The size of what a JSON text holds, from its bytes alone, so that a crowded text can be refused before a parser builds it. Pure."""
+"""The size of a JSON text's content, from its bytes alone, so that an excessive text can be refused before a parser builds it. Pure."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from ostinato.core.errors import BadRequest, TooLarge
 
 _QUOTE, _BACKSLASH, _COMMA, _COLON, _SPACE = b'"\\,: '
 _UNMARKED = bytes(byte for byte in range(256) if byte not in b'"[]{},:')
-"""The bytes that say nothing about a text's shape, once escaped quotes are gone."""
+"""The bytes that are irrelevant for a text's shape, once escaped quotes are removed."""
 _ZERO = ord("0")
 MAX_NAMES = 40_000
-"""The most fields in a text, of all its objects together: each takes about three times as long to build as a value in a list."""
+"""Most fields in a text, over all its objects: each takes about three times as long to build as a value in a list."""
 LONG_BYTES = 65_536
-"""Longer texts take noticeable time to parse, so that is done on a thread, and each number's length is checked."""
+"""Longer texts take noticeable time to parse, so they are parsed in a thread, and each number's length is checked."""
 _MAX_DIGITS = 100
-_STEP = np.zeros(256, dtype=np.int8)
-_STEP[list(b"[{")] = 1
-_STEP[list(b"]}")] = -1
+_NESTING_STEP = np.zeros(256, dtype=np.int8)
+_NESTING_STEP[list(b"[{")] = 1
+_NESTING_STEP[list(b"]}")] = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonShape:
-    """How deep a text nests, how many values it has on all levels (one more if it is no empty list or object), and how many fields.
+    """The nesting depth of a text, its number of values on all levels (one more unless it is an empty list or object), and of fields.
 
     Example: ``shape_of(b'{"a": [1, 2]}') == JsonShape(depth=2, values=3, names=1)``
     """
@@ -36,10 +36,10 @@ class JsonShape:
 
 
 def shape_of(data: bytes) -> JsonShape:
-    """The shape of a text, which may be malformed. It takes a nanosecond or two a byte."""
+    """Return the shape of a text, which may be malformed. Takes a nanosecond or two per byte."""
     marks = np.frombuffer(_without_escaped_quotes(data).translate(None, _UNMARKED), dtype=np.uint8)
     bare = marks.compress(_outside(marks == _QUOTE))
-    steps = _STEP.take(bare)
+    steps = _NESTING_STEP.take(bare)
     steps = steps.compress(steps != 0)
     return JsonShape(
         depth=int(np.cumsum(steps, dtype=np.int32).max(initial=0)),
@@ -49,12 +49,10 @@ def shape_of(data: bytes) -> JsonShape:
 
 
 def check_json(data: bytes, *, depth: int, values: int) -> None:
-    """Refuse JSON that would be costly to parse: raise BadRequest if it is too deep or has very long numbers, TooLarge if it has too many
-    values or fields.
-    """
+    """Raise BadRequest if JSON is too deep or has very long numbers, TooLarge if it has too many values or fields, before it is parsed."""
     if len(data) > LONG_BYTES:
         _check_digits(data)
-    opened = data.count(b"[") + data.count(b"{")  # those in strings included, so at least as many as count
+    opened = data.count(b"[") + data.count(b"{")  # those in strings included, so an upper bound
     if opened <= depth and opened + data.count(b",") < values and data.count(b":") <= MAX_NAMES:
         return
     shape = shape_of(data)
@@ -67,7 +65,7 @@ def check_json(data: bytes, *, depth: int, values: int) -> None:
 
 
 def outside_strings(data: bytes) -> NDArray[np.uint8]:
-    """The bytes outside JSON strings, including the closing quotes."""
+    """Return the bytes outside JSON strings, including the closing quotes."""
     text = np.frombuffer(data, dtype=np.uint8)
     if b'"' not in data:
         return text
@@ -78,12 +76,12 @@ def outside_strings(data: bytes) -> NDArray[np.uint8]:
 
 
 def _outside(quotes: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Where the number of quotes so far is even: outside strings, and at closing quotes."""
+    """Return a mask that is True where the number of quotes so far is even: outside strings, and at closing quotes."""
     return ~np.logical_xor.accumulate(quotes)
 
 
 def _without_escaped_quotes(data: bytes) -> bytes:
-    """The text with a space in place of each escaped quote."""
+    """Return the text with a space in place of each escaped quote."""
     if b"\\" not in data:
         return data
     text = np.frombuffer(bytearray(data), dtype=np.uint8)
@@ -92,25 +90,25 @@ def _without_escaped_quotes(data: bytes) -> bytes:
 
 
 def _escaped_quotes(text: NDArray[np.uint8]) -> NDArray[np.int32]:
-    """The places of quotes that do not end a string."""
+    """Return the places of quotes that do not end a string."""
     escaped = _escaped(text)
     escaped = escaped[escaped < len(text)]
     return escaped[text[escaped] == _QUOTE]
 
 
 def _escaped(text: NDArray[np.uint8]) -> NDArray[np.int32]:
-    """The places of bytes that follow an odd number of backslashes, among them the text's end."""
+    """Return the places of bytes that follow an odd number of backslashes, which may include the text's end."""
     slashes = np.flatnonzero(text == _BACKSLASH).astype(np.int32)
     number = np.arange(len(slashes), dtype=np.int32)
     begins = np.diff(slashes, prepend=np.int32(-2)) != 1
-    first = np.maximum.accumulate(np.where(begins, number, np.int32(0)))  # of the run that each is in
+    first = np.maximum.accumulate(np.where(begins, number, np.int32(0)))  # the first backslash of each one's run
     return slashes[(number - first) & 1 == 0] + 1
 
 
 def _check_digits(data: bytes) -> None:
-    """Refuse numbers of more than `_MAX_DIGITS` digits, before a parser spends its time on them."""
+    """Refuse numbers of more than `_MAX_DIGITS` digits before a parser spends time on them."""
     half = _MAX_DIGITS // 2
-    # each such number covers a block of half its digits
+    # each such number covers a whole block of half its digits
     if not _has_block(np.frombuffer(data, dtype=np.uint8), half):
         return
     digits = outside_strings(data) - _ZERO < 10
@@ -120,8 +118,8 @@ def _check_digits(data: bytes) -> None:
 
 
 def _has_block(text: NDArray[np.uint8], size: int) -> bool:
-    """True if one of the text's blocks of `size` bytes is digits only."""
+    """Return True if one of the text's blocks of `size` bytes is digits only."""
     whole = len(text) // size * size
     blocks = text[:whole].reshape(-1, size)
-    blocks = blocks[(blocks[:, 0] - _ZERO < 10) & (blocks[:, -1] - _ZERO < 10)]  # few are looked through
+    blocks = blocks[(blocks[:, 0] - _ZERO < 10) & (blocks[:, -1] - _ZERO < 10)]  # cheap filter, which leaves few blocks
     return bool((blocks - _ZERO < 10).all(axis=1).any())

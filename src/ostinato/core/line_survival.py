@@ -1,7 +1,7 @@
-"""Which lines that an answer wrote survive: numbers of lines, and where these lines stand in the answer's text. Pure.
+"""Which lines written by an answer survive: line numbers, and where these lines are in the answer's text. Pure.
 
-A line's number counts from 1 within one text: an argument of a tool call, or the answer itself. Lines end at line feeds; the last may
-lack its end. Only numbers come from a client, so what somebody did with the lines says nothing of what is in them.
+Line numbers count from 1 within one text: an argument of a tool call, or the answer itself. Lines end at line feeds; the last may
+lack its end. Clients send numbers only, so what somebody did with the lines reveals nothing about their content.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from ostinato.core.errors import BadRequest
 from ostinato.core.records import LineSurvival, ParsedCall, Ranges, Turn
 
 MOST_LINES = 20_000
-"""Lines of one text that can be followed."""
+"""Most lines of one text that can be followed."""
 _RANGES = re.compile(r"[0-9]{1,6}(?:-[0-9]{1,6})?(?:, ?[0-9]{1,6}(?:-[0-9]{1,6})?)*")
-# possessive, and a string without an end reaches to the end: so that no text is scanned twice
+# possessive quantifiers, and an unterminated string extends to the end, so that no text is scanned twice
 _TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)|[{}\[\]:,]', re.DOTALL)
-_END = re.compile(r"\n|\\(?:u(?P<code>[0-9a-fA-F]{4})|(?P<letter>.))", re.DOTALL)
+_LINE_END = re.compile(r"\n|\\(?:u(?P<code>[0-9a-fA-F]{4})|(?P<letter>.))", re.DOTALL)
 _LINE_FEED = 10
 
 # ---------------------------------------------------------------- ranges of line numbers
 
 
 def parse_ranges(text: str, lines: int) -> Ranges:
-    """Ascending, disjoint ranges of line numbers; neighbours are joined. "" holds none.
+    """Parse ascending, disjoint ranges of line numbers; adjacent ones are joined. "" gives none.
 
     Raises ValueError for anything else, and for a line beyond `lines`.
 
@@ -47,19 +47,19 @@ def parse_ranges(text: str, lines: int) -> Ranges:
 
 
 def holds(ranges: Ranges, parts: Ranges) -> bool:
-    """True if each of `parts` lies within one of `ranges`, both as from `parse_ranges`."""
+    """Return True if each of `parts` is within one of `ranges`, both as from `parse_ranges`."""
     starts = [start for start, _ in ranges]
     places = ((bisect_right(starts, start) - 1, end) for start, end in parts)
     return all(at >= 0 and end <= ranges[at][1] for at, end in places)
 
 
 def count(ranges: Ranges) -> int:
-    """How many lines the ranges name."""
+    """Return the number of lines in the ranges."""
     return sum(end - start + 1 for start, end in ranges)
 
 
 def fates(survival: LineSurvival) -> Iterator[tuple[int, int, bool]]:
-    """The followed lines as ascending runs (first, last, whether they are kept).
+    """Yield the followed lines as ascending runs (first, last, True if kept).
 
     Example: of the lines 1 to 3, of which 2 is kept: ``(1, 1, False), (2, 2, True), (3, 3, False)``
     """
@@ -77,23 +77,23 @@ def fates(survival: LineSurvival) -> Iterator[tuple[int, int, bool]]:
 
 
 def kept_share(survivals: Iterable[LineSurvival]) -> float | None:
-    """The share of the followed lines that survive; None if none is followed."""
+    """Return the share of the followed lines that survive; None if none is followed."""
     texts = list(survivals)
     followed = sum(count(each.followed) for each in texts)
     return sum(count(each.kept) for each in texts) / followed if followed else None
 
 
-# ---------------------------------------------------------------- where lines stand
+# ---------------------------------------------------------------- places of lines in the text
 
 
 def line_spans(turn: Turn, call: int | None, argument: str, lines: int) -> list[tuple[int, int]]:
-    """The lines of one text as (start, end) in characters of `turn.text`, each with its end; in JSON that is an escape.
+    """Return the lines of one text as (start, end) in characters of `turn.text`, each with its line end; in JSON that is an escape.
 
     Args:
         turn: the turn that wrote it.
         call: the number of the tool call in the answer, from 0; None: the answer's own text.
-        argument: the call's argument that holds the text.
-        lines: how many lines the text has, by whoever numbers them.
+        argument: the call's argument that contains the text.
+        lines: the number of lines that the sender of the line numbers counted.
 
     Raises:
         BadRequest: the answer has no such call or argument, or its text has another number of lines.
@@ -110,14 +110,14 @@ def line_spans(turn: Turn, call: int | None, argument: str, lines: int) -> list[
 
 
 def _in_call(turn: Turn, number: int, argument: str) -> list[tuple[int, int]]:
-    """The lines of an argument; [] if it is not found, or could be several texts."""
+    """Return the lines of an argument; [] if it is not found, or is ambiguous."""
     named = [call for call in turn.calls or () if call.name]
     if number >= len(named):
         raise BadRequest(f"{turn.id} has {len(named)} calls, and none of number {number}", field="lines")
     call = named[number]
     sharing = [place for place, other in enumerate(named) if (other.start, other.end) == (call.start, call.end)]
     tagged, values = _tagged(turn.text, call, argument), _json_values(turn.text, call, argument)
-    if tagged and (not values or tagged[0] < values[0]):  # the earlier one; the other is said within its text
+    if tagged and (not values or tagged[0] < values[0]):  # the earlier one; the other occurs within its text
         start, end = tagged[0]
         breaks = [match.end() for match in re.compile("\n").finditer(turn.text, start, end)]
         return _cut(start, end, breaks) if len(tagged) == len(sharing) == 1 else []
@@ -126,14 +126,14 @@ def _in_call(turn: Turn, number: int, argument: str) -> list[tuple[int, int]]:
     start, end = values[sharing.index(number)]
     breaks = [
         match.end()
-        for match in _END.finditer(turn.text, start, end)
+        for match in _LINE_END.finditer(turn.text, start, end)
         if match[0] == "\n" or match["letter"] == "n" or int(match["code"] or "0", 16) == _LINE_FEED
     ]
     return _cut(start, end, breaks)
 
 
 def _json_values(text: str, call: ParsedCall, argument: str) -> list[tuple[int, int]]:
-    """The insides of the strings that an argument of this name has in a call's JSON, at the level nearest to its top."""
+    """Return the contents of the strings that an argument of this name has in a call's JSON, at the level nearest to the top."""
     found: list[tuple[int, int, int]] = []
     level, key, before = 0, f'"{argument}"', ("", "")
     for match in _TOKEN.finditer(text, call.start, call.end):
@@ -147,7 +147,7 @@ def _json_values(text: str, call: ParsedCall, argument: str) -> list[tuple[int, 
 
 
 def _tagged(text: str, call: ParsedCall, argument: str) -> list[tuple[int, int]]:
-    """The insides of an argument's tags, as Qwen3-Coder writes them, on lines of their own, and GLM."""
+    """Return the contents of an argument's tags, as written by Qwen3-Coder, on lines of their own, and GLM."""
     name = re.escape(argument)
     coder = rf"<parameter={name}>\n?(?P<coder>(?:(?!<parameter=).)*?)\n?</parameter>"
     glm = rf"<arg_key>{name}</arg_key>\s*<arg_value>(?P<glm>(?:(?!<arg_value>).)*?)</arg_value>"
@@ -156,7 +156,7 @@ def _tagged(text: str, call: ParsedCall, argument: str) -> list[tuple[int, int]]
 
 
 def _cut(start: int, end: int, breaks: Iterable[int]) -> list[tuple[int, int]]:
-    """The lines between `start` and `end`, given the ends of their line breaks."""
+    """Return the lines between `start` and `end`, given the ends of their line breaks."""
     edges = [start, *breaks]
     if edges[-1] < end:
         edges.append(end)

@@ -1,4 +1,4 @@
-"""Text in lines. JSON is written without any character at which some reader ends a line; text is cut at line feeds alone.
+"""Text in lines: JSON is written without any character that some reader treats as a line end; text is split at line feeds only.
 
 Python's `str.splitlines`, and clients that use it, also end a line at U+0085, U+2028, U+2029 and some control characters. JSON escapes
 the control characters anyway.
@@ -10,28 +10,28 @@ import io
 import json
 from typing import Any
 
-_ENDS = (("\u0085", "\\u0085"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
+_LINE_ENDS = (("\u0085", "\\u0085"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 def json_line(value: Any) -> str:
-    """Compact JSON that every reader takes as one line. Raises ValueError for NaN and infinity, TypeError for what JSON lacks."""
+    """Return compact JSON that every reader takes as one line. Raises ValueError for NaN and infinity, TypeError for what JSON lacks."""
     return one_line(_encode(value))
 
 
 def one_line(text: str) -> str:
-    r"""A JSON text with the characters escaped at which some readers end a line; line feeds between its values stay.
+    r"""Escape in a JSON text the characters at which some readers end a line; line feeds between its values stay.
 
     Example: ``one_line('["a\u2028"]') == r'["a\u2028"]'``
     """
     if not text.isascii():
-        for end, escape in _ENDS:
+        for end, escape in _LINE_ENDS:
             text = text.replace(end, escape)
     return text
 
 
 def lines_of(text: str) -> list[str]:
-    r"""The lines of a text, which end at \n or \r\n; the last may lack its end.
+    r"""Return the lines of a text, which end at \n or \r\n; the last may lack its end.
 
     Example: ``lines_of("a\u2028b\r\nc\n") == ["a\u2028b", "c"]``
     """
@@ -40,5 +40,5 @@ def lines_of(text: str) -> list[str]:
 
 
 def whole_lines(text: str) -> list[str]:
-    r"""The lines of a text with their ends; they end at \n alone, as in a diff or for `sed`."""
+    r"""Return the lines of a text with their ends; they end at \n alone, as in a diff or for `sed`."""
     return io.StringIO(text, newline="\n").readlines()

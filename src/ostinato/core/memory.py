@@ -1,4 +1,4 @@
-"""How much memory this process may still take, by the smallest of the limits that a machine, a container and a shell set."""
+"""Memory that this process may still allocate: the smallest of the limits set by the machine, a container and a shell."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 GIB = 1 << 30
-_UNLIMITED = 1 << 60  # what the first kind of control groups writes where there is no limit
-_SHORT = re.compile(
+_UNLIMITED = 1 << 60  # cgroup v1 reports no limit as a number above this
+_OUT_OF_MEMORY = re.compile(
     r"(can't|cannot|failed to|unable to) allocate|not enough memory|out of memory|bad_alloc", re.IGNORECASE
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """Bytes that may still be taken, and what sets that bound.
+    """Bytes that may still be allocated, and the limit behind that number.
 
     Example: ``Room(size=3 << 30, bound="the control group's memory.max")``
     """
@@ -28,35 +28,35 @@ class Room:
 
 
 def free_memory(root: Path = Path("/")) -> Room | None:
-    """What the machine and this process's control groups (v1 and v2) have left for all processes together; None if nothing tells.
+    """Return the memory that the machine and this process's control groups (v1 and v2) have left for all processes; None if unknown.
 
-    `root`: the directory that holds `proc` and `sys`.
+    `root`: the directory that contains `proc` and `sys`.
     """
-    return min([*_machine(root), *_groups(root, whole=False)], key=_size, default=None)
+    return min([*_machine_room(root), *_cgroup_rooms(root, whole=False)], key=_size, default=None)
 
 
 def process_limit(root: Path = Path("/")) -> Room | None:
-    """What this process can take however little the others do: its address space limit, or its control groups' whole memory.
+    """Return the memory that this process can get if others take little: its address space limit, or its control groups' whole memory.
 
     None if it has no limit. `root` as for `free_memory`.
     """
-    return min([*_address_space(root), *_groups(root, whole=True)], key=_size, default=None)
+    return min([*_address_space_room(root), *_cgroup_rooms(root, whole=True)], key=_size, default=None)
 
 
 def address_space_limited() -> bool:
-    """True under `ulimit -v`: an allocation that failed once fails at the next start, too."""
+    """Return True under `ulimit -v`: an allocation that failed once fails at the next start, too."""
     return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
 
 
 def is_short(error: BaseException) -> bool:
-    """True for what Python, torch, numba and the kernel raise when memory is short."""
+    """Return True for the errors that Python, torch, numba and the kernel raise when memory is short."""
     return isinstance(error, MemoryError) or (
-        isinstance(error, OSError | RuntimeError) and bool(_SHORT.search(str(error)))
+        isinstance(error, OSError | RuntimeError) and bool(_OUT_OF_MEMORY.search(str(error)))
     )
 
 
 def in_gib(size: float) -> str:
-    """A number of bytes for people. Example: ``in_gib(3 << 29) == "1.5 GiB"``"""
+    """Format a number of bytes for people. Example: ``in_gib(3 << 29) == "1.5 GiB"``"""
     return f"{size / GIB:.1f} GiB" if size >= GIB / 10 else f"{size / (1 << 20):.0f} MiB"
 
 
@@ -64,13 +64,13 @@ def _size(room: Room) -> int:
     return room.size
 
 
-def _machine(root: Path) -> Iterable[Room]:
+def _machine_room(root: Path) -> Iterable[Room]:
     for line in _lines(root / "proc/meminfo"):
         if line.startswith("MemAvailable:"):
             yield Room(size=int(line.split()[1]) << 10, bound="what the machine has available")
 
 
-def _address_space(root: Path) -> Iterable[Room]:
+def _address_space_room(root: Path) -> Iterable[Room]:
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     taken = _lines(root / "proc/self/statm")
     if limit != resource.RLIM_INFINITY and taken:
@@ -80,8 +80,8 @@ def _address_space(root: Path) -> Iterable[Room]:
         )
 
 
-def _groups(root: Path, *, whole: bool) -> Iterable[Room]:
-    """The rooms of this process's control groups and of those above them: what is left, or all that they may have."""
+def _cgroup_rooms(root: Path, *, whole: bool) -> Iterable[Room]:
+    """Yield the room of this process's control groups and their parents: what is left, or with `whole` their whole limits."""
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers == "":

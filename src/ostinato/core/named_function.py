@@ -1,4 +1,4 @@
-"""A function that a setting names as ``module:function``: of the operator's own code, which is imported."""
+"""Import of a function named by a setting as ``module:function``, from the operator's own code."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ostinato.core.errors import BadConfig
 
 
 def find_function(key: str, name: str) -> Callable[..., Any]:
-    """Import and return the function. `key` is the setting, for errors.
+    """Import and return the function. `key` is the setting, for error messages.
 
     Raises:
-        BadConfig: the name has another form, the module cannot be imported, or holds no such function.
+        BadConfig: the name has another form, the module cannot be imported, or has no such function.
 
     Example: ``find_function("reward.function", "ostinato.reward.functions:copilot")``
     """
@@ -36,7 +36,7 @@ def find_function(key: str, name: str) -> Callable[..., Any]:
         raise BadConfig(f"{key} {name!r}: module {module_name} cannot be imported: {error}{remedy}") from error
     function = getattr(module, function_name, None)
     if function is None:
-        package = module_name.partition(".")[0]  # what it imports from elsewhere is not meant
+        package = module_name.partition(".")[0]  # leave out functions that the module imports from elsewhere
         own = [(each, value) for each, value in vars(module).items() if inspect.isfunction(value) and each[0] != "_"]
         public = [each for each, value in own if value.__module__.partition(".")[0] == package]
         raise BadConfig(f"{key} {name!r}: no {function_name} in it; {did_you_mean(function_name, public)}")
@@ -46,6 +46,6 @@ def find_function(key: str, name: str) -> Callable[..., Any]:
 
 
 def did_you_mean(name: str, known: list[str]) -> str:
-    """The known name that comes closest, or all of them, as the end of an error. Example: "did you mean window?"."""
+    """Suggest the closest known name, or list all, as the end of an error message. Example: "did you mean window?"."""
     close = get_close_matches(name, known, n=1, cutoff=0.4)
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known)) or 'none'}"

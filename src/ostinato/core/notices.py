@@ -1,4 +1,4 @@
-"""Log rows for people and for later readers: the contract behind an id, alarms, and who was forgotten."""
+"""Log rows for people and for later readers: the numerics contract behind an id, alarms, and erasures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamp:
-    """The contract behind an id, written before the first turn that names the id, so that the id can be resolved later.
+    """The numerics contract behind an id, written before the first turn that names the id, so that the id can be resolved later.
 
     `contract` is `core.numerics.Contract.to_json()`.
 
@@ -31,7 +31,7 @@ class AlarmState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """Something that a person should look at, or that is in order again. `name` is its subject, which has one state at a time.
+    """Something that a person should look at, or that is fine again. `name` is its subject, which has one state at a time.
 
     Example: ``Alarm(id="coverage:acme:1", name="coverage:acme", state=AlarmState.RAISED, reason="no feedback for 212 turns", at=9.0)``
     """
@@ -46,8 +46,8 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgotten:
-    """A person's erasure, or with `user` None that of all of a tenant's: a tombstone, on which each fold of the log drops what it holds
-    under the name. `key`: the number of the newest key that was destroyed for it; 0 if nothing lay under one.
+    """The erasure of a person, or with `user` None of a whole tenant: a tombstone, at which each fold of the log drops what it has under
+    the name. `key`: the number of the newest key that was destroyed for it; 0 if nothing was encrypted with one.
 
     Example: ``Forgotten(id="forgotten-key-7", tenant="acme", user="ann", key=7, at=12.0)``
     """
@@ -59,5 +59,5 @@ class Forgotten:
     at: float
 
     def covers(self, person: tuple[str, str]) -> bool:
-        """True for the tenant and user of who was forgotten."""
+        """Return True for the tenant and user who were forgotten."""
         return person[0] == self.tenant and self.user in (None, person[1])

@@ -1,7 +1,8 @@
-"""Nucleus sets: the token ids that top_p left open to each sampled token, as the engine records and the trainer replays them.
+"""Nucleus sets: the token ids allowed by top_p for each sampled token, as recorded by the engine and replayed by the trainer.
 
-Log-probabilities of such tokens are of the distribution renormalised over their set. The set must be recorded: a trainer whose weights
-have moved on would find another one, and where the two differ the gradient is biased (the sampling mask of DeepSeek-V3.2, 2512.02556).
+Log-probabilities of such tokens are those of the distribution renormalised over their set. The set must be recorded: a trainer whose
+weights have changed would compute another one, and where the two differ the gradient is biased (the sampling mask of DeepSeek-V3.2,
+2512.02556).
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ Ids = NDArray[np.integer]
 _WORD = np.dtype("<u4")
 
 MAX_BYTES = 512 << 10
-"""Longest record of one turn's sets; a turn with more is stored without them, and teaches nothing. 100 ids for each of 1,200 tokens fit."""
+"""Most bytes of one turn's sets, such as 100 ids for each of 1,200 tokens; a longer turn is stored without them, and teaches nothing."""
 
 
 def encode(ids: Ids) -> bytes:
-    """One token's set, ascending and not empty: its size, then each id's distance from the one before. Those of several tokens are
-    concatenated.
+    """Encode one token's set, ascending and not empty: its size, then each id's difference from the previous one. Concatenate the results
+    for several tokens.
 
     Example: ``encode(np.array([3, 7]))`` is the words 2, 3, 4, little-endian.
     """
@@ -26,7 +27,7 @@ def encode(ids: Ids) -> bytes:
 
 
 def decode(data: bytes, tokens: int) -> list[Ids]:
-    """The set of each of `tokens` tokens, ascending. Raises ValueError if the bytes are not theirs."""
+    """Decode the set of each of `tokens` tokens, ascending. Raises ValueError if the bytes do not match."""
     if len(data) % _WORD.itemsize:
         raise ValueError(f"{len(data)} bytes are no nucleus sets")
     words = np.frombuffer(data, _WORD).astype(np.int64)

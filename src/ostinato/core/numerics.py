@@ -1,9 +1,9 @@
-"""The numerics contract: the arithmetic behind a log-probability, as a record with an id that is stamped on every turn.
+"""The numerics contract: the arithmetic behind a log-probability, as a record whose id is stamped on every turn.
 
 Two processes with the same contract in exact mode compute the same bits for the same tokens under the same weights. Different
-contracts do not say by how much the numbers differ, only that nothing is promised.
+contracts do not say by how much results differ, only that nothing is promised.
 
-Also says contracts, and how two differ, in words.
+Also describes contracts, and their differences, in words.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any, Literal, cast
 from ostinato.core.errors import BadConfig, Corrupt
 
 MODES = ("exact", "fast")
-_LONGEST = 4096  # characters of a contract's JSON; a real one has about 500
+_LONGEST = 4096  # most characters of a contract's JSON; a real one has about 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contract:
-    """Everything that decides the bits of a forward pass, apart from weights and tokens.
+    """Everything that determines the bits of a forward pass, apart from weights and tokens.
 
-    `order` names the definition of our own arithmetic and its version; it is empty where torch's kernels compute. A pass that uses nothing
-    else has the same bits on every CPU, so `torch`, `blas` and `isa`, the library, its settings and the vector instructions by which it
-    chooses kernels, are empty then, but for a hash of a few results in `blas`. `block` is the number of tokens of a KV block;
+    `order` names the definition of our own arithmetic and its version; it is empty if torch's kernels compute. A pass that uses nothing
+    else has the same bits on every CPU. Then `torch`, `blas` and `isa` (the library, its settings and the vector instructions by which it
+    chooses kernels) are empty, except that `blas` has a hash of a few results. `block` is the number of tokens of a KV block;
     `kernels` names our own kernels and the model code around them.
 
     Example::
@@ -58,7 +58,7 @@ class Contract:
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
-        """Canonical: sorted keys, no spaces, ASCII. Equal contracts give equal text. An empty order is left out, as it was once unknown."""
+        """Return canonical JSON: sorted keys, no spaces, ASCII. Equal contracts give equal text. Without an order it has no such key."""
         values = asdict(self)
         if not self.order:
             del values["order"]
@@ -66,7 +66,7 @@ class Contract:
 
     @classmethod
     def from_json(cls, text: str) -> Contract:
-        """The inverse of `to_json`. Raises Corrupt for anything that is not exactly a contract's JSON."""
+        """Parse the text of `to_json`. Raises Corrupt for anything that is not exactly a contract's JSON."""
         try:
             values = json.loads(text) if len(text) <= _LONGEST else None
         except (ValueError, RecursionError) as error:
@@ -74,7 +74,7 @@ class Contract:
         if not isinstance(values, dict):
             raise Corrupt("a numerics contract must be a JSON object of at most 4096 characters")
         values = cast("dict[str, Any]", {"order": ""} | values)
-        values.pop("rows", None)  # older contracts state a row rule; where it was not 1, they name other kernels
+        values.pop("rows", None)  # older contracts state a row rule; if it was not 1, they name other kernels
         names = {field.name: int if field.type == "int" else str for field in fields(cls)}
         if odd := sorted(names.keys() ^ values.keys()):
             raise Corrupt(
@@ -90,27 +90,27 @@ class Contract:
 
 
 def differences(one: Contract, other: Contract) -> tuple[str, ...]:
-    """The names of the fields in which two contracts differ, in the record's order."""
+    """Return the names of the fields in which two contracts differ, in the record's order."""
     return tuple(field.name for field in fields(Contract) if getattr(one, field.name) != getattr(other, field.name))
 
 
 def same_arithmetic(one: Contract, other: Contract) -> bool:
-    """True if both contracts promise the same bits: both exact, and equal in all but the KV block size.
+    """Return True if both contracts promise the same bits: both exact, and equal in all but the KV block size.
 
     The exact kernels sum in the order of absolute positions, so their result does not depend on how the KV cache is cut
-    into blocks. Where a library computes, the thread count must be equal, because it chooses kernels by it. Fast mode promises nothing,
-    even between equal contracts.
+    into blocks. If a library computes, the thread count must be equal, because the library chooses kernels by it. Fast mode promises
+    nothing, even between equal contracts.
 
     Example: ``same_arithmetic(a, replace(a, block=64))`` is True for an exact `a`, and False for a fast one.
     """
     return one.mode == other.mode == "exact" and set(differences(one, other)) <= {"block"}
 
 
-# ---------------------------------------------------------------- in words
+# ---------------------------------------------------------------- descriptions for people
 
 
 def contract_in_words(contract: Contract, stamped: str = "") -> str:
-    """A contract in one line: the id under which it is in the log if that is given, else its own, then its fields."""
+    """Describe a contract in one line: the id under which the log has it, if given, else its own, then its fields."""
     library = (
         [f"torch {contract.torch}", contract.isa]
         if contract.torch
@@ -123,7 +123,7 @@ def contract_in_words(contract: Contract, stamped: str = "") -> str:
 
 
 def differences_in_words(one: Contract, other: Contract) -> str:
-    """How two contracts differ. Example: "dtype float32, not bfloat16"."""
+    """Describe how two contracts differ. Example: "dtype float32, not bfloat16"."""
     names = differences(one, other)
     return (
         "; ".join(f"{name} {getattr(other, name)}, not {getattr(one, name)}" for name in names)

@@ -1,4 +1,4 @@
-"""Bounded concurrency: a call for each item, so many at a time."""
+"""Bounded concurrency: a call for each item, a limited number at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 async def for_each(items: Iterable[T], parallel: int, work: Callable[[T], Awaitable[object]]) -> None:
-    """Call `work` with each item, at most `parallel` at once. Raises the first failure when all have stopped.
+    """Call `work` with each item, at most `parallel` at once. Raises the first failure once all have stopped.
 
     Example: ``await for_each(names, 8, store.get)``
     """

@@ -1,4 +1,4 @@
-"""Pending signals, which come before their turn: kept for a limited time and within bounds, by tenant. And when a signal happened. Pure."""
+"""Pending signals, which arrive before their turn: kept for a limited time and within bounds per tenant. Also orders signals. Pure."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ostinato.core.records import Signal
 
 S = TypeVar("S")
 
-OVERHEAD = 128  # bytes that the signals about a turn cost besides their ids, roughly
+OVERHEAD = 128  # approximate bytes of the signals about a turn besides their ids
 
 
 def order_of(signal: Signal) -> tuple[float, float, str]:
-    """By which signals are in order: when the event happened, where a client's clock that is ahead puts none behind its arrival; of those
-    that came together, when the client says that it did; the id.
+    """Return the sort key of a signal: when the event happened, but not after its arrival, since a client's clock may be ahead; then when
+    the client says it happened; then the id.
     """
     return min(signal.occurred_at, signal.received_at), signal.occurred_at, signal.id
 
 
-class _Held(Generic[S]):
-    """One tenant's signals: by turn, oldest first, the time of the first signal and all signals."""
+class _TenantSignals(Generic[S]):
+    """One tenant's signals by turn, oldest first: the arrival time of the first signal, and all signals."""
 
     __slots__ = ("bytes", "count", "turns")
 
@@ -32,17 +32,17 @@ class _Held(Generic[S]):
 
 
 class PendingSignals(Generic[S]):
-    """Signals by the turn that they are about; `expired` and `dropped` count those that were forgotten.
+    """Signals by the turn that they are about; `expired` and `dropped` count those that were discarded.
 
-    When there are too many, those about the oldest turn of the tenant that holds most are dropped, so that no flood costs another
-    tenant its signals. Time is the latest time in any row so far, so that every reader of the same rows forgets the same signals.
+    When there are too many, those about the oldest turn of the tenant with most signals are dropped, so that no flood costs another
+    tenant its signals. Time is the latest time in any row so far, so that every reader of the same rows discards the same signals.
 
     Args:
-        most: signals held at most.
+        most: most signals kept.
         seconds: how long a signal waits for its turn.
-        most_each: signals held about one turn at most, the first ones; None: any number.
-        most_bytes: bytes held at most, ids of tenants and turns included; None: any number.
-        size: the bytes of a signal.
+        most_each: most signals kept about one turn, the first ones; None: any number.
+        most_bytes: most bytes kept, including ids of tenants and turns; None: any number.
+        size: returns the bytes of a signal.
 
     Example::
 
@@ -62,7 +62,7 @@ class PendingSignals(Generic[S]):
     ) -> None:
         self._most, self._seconds = most, seconds
         self._most_each, self._most_bytes, self._size = most_each, most_bytes, size
-        self._tenants: dict[str, _Held[S]] = {}
+        self._tenants: dict[str, _TenantSignals[S]] = {}
         self.time = 0.0
         self.count = 0
         self.bytes = 0
@@ -82,18 +82,18 @@ class PendingSignals(Generic[S]):
             self.dropped += len(self.claim(largest, next(iter(most.turns))))
 
     def claim(self, tenant: str, turn: str) -> list[S]:
-        """The signals about a turn that has come, in order; they are kept no longer."""
+        """Remove and return the signals about a turn that has arrived, in order."""
         held = self._tenants.get(tenant)
         if held is None or turn not in held.turns:
             return []
         _, signals = held.turns.pop(turn)
-        self._count(held, -len(signals), -_room(tenant, turn) - sum(map(self._size, signals)))
+        self._count(held, -len(signals), -_overhead_bytes(tenant, turn) - sum(map(self._size, signals)))
         if not held.turns:
             del self._tenants[tenant]
         return signals
 
     def advance(self, at: float) -> None:
-        """Advance the time to that of a row, and forget the signals that have waited too long."""
+        """Advance the time to that of a row, and discard the signals that have waited too long."""
         if at <= self.time:
             return
         self.time = at
@@ -105,7 +105,7 @@ class PendingSignals(Generic[S]):
                 self.expired += len(self.claim(tenant, turn))
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything but the time, as JSON's types if the signals are."""
+        """Return everything but the time, as JSON types if the signals are."""
         held = [
             [tenant, turn, since, list(signals)]
             for tenant, theirs in self._tenants.items()
@@ -114,7 +114,7 @@ class PendingSignals(Generic[S]):
         return {"held": held, "expired": self.expired, "dropped": self.dropped}
 
     def restore(self, state: Mapping[str, Any], time: float, read: Callable[[Sequence[Any]], S]) -> None:
-        """The inverse of `snapshot`, at a time; `read` makes a signal of its JSON."""
+        """Restore the state from a `snapshot`, at a time; `read` makes a signal of its JSON."""
         self._tenants, self.count, self.bytes, self.time = {}, 0, 0, time
         for tenant, turn, since, signals in state["held"]:
             for signal in signals:
@@ -122,17 +122,17 @@ class PendingSignals(Generic[S]):
         self.expired, self.dropped = int(state["expired"]), int(state["dropped"])
 
     def _put(self, tenant: str, turn: str, since: float, signal: S) -> None:
-        held = self._tenants.setdefault(tenant, _Held())
+        held = self._tenants.setdefault(tenant, _TenantSignals())
         fresh = turn not in held.turns
         held.turns.setdefault(turn, (since, []))[1].append(signal)
-        self._count(held, 1, self._size(signal) + (_room(tenant, turn) if fresh else 0))
+        self._count(held, 1, self._size(signal) + (_overhead_bytes(tenant, turn) if fresh else 0))
 
-    def _count(self, held: _Held[S], signals: int, size: int) -> None:
+    def _count(self, held: _TenantSignals[S], signals: int, size: int) -> None:
         held.count += signals
         held.bytes += size
         self.count += signals
         self.bytes += size
 
 
-def _room(tenant: str, turn: str) -> int:
+def _overhead_bytes(tenant: str, turn: str) -> int:
     return len(tenant.encode()) + len(turn.encode()) + OVERHEAD

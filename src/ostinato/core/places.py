@@ -1,7 +1,7 @@
-"""Directories for caches and temporary files, where the home directory cannot be written too.
+"""Directories for caches and temporary files, also where the home directory is not writable.
 
-Whatever is kept for the next start (converted models, compiled code, measurements) lies in `cache_directory()`: `$XDG_CACHE_HOME/ostinato`,
-by default `~/.cache/ostinato`. Where that cannot be written, as with a read-only file system or a user without a home, `ensure_writable`
+Everything kept for the next start (converted models, compiled code, measurements) is in `cache_directory()`: `$XDG_CACHE_HOME/ostinato`,
+by default `~/.cache/ostinato`. If that is not writable, as on a read-only file system or for a user without a home, `ensure_writable`
 moves it into the run's directory, for this process and its children.
 """
 
@@ -21,9 +21,9 @@ _NAME = "ostinato"
 
 
 def expanded(path: Path) -> Path:
-    """`path` with `~` replaced; a path below `~/.cache` lies below XDG_CACHE_HOME, if that is set.
+    """Return `path` with `~` replaced; a path below `~/.cache` is below XDG_CACHE_HOME, if that is set.
 
-    For a user without a home the path is returned as it is.
+    For a user without a home the path is returned unchanged.
 
     Example: ``expanded(Path("~/.cache/ostinato"))`` is ``Path("/home/ada/.cache/ostinato")``
     """
@@ -34,7 +34,7 @@ def expanded(path: Path) -> Path:
 
 
 def cache_directory(*others: Path) -> Path:
-    """The user's cache directory of Ostinato, made if it is missing: one that nobody but this user and root can have written to.
+    """Return the user's cache directory of Ostinato, created if missing: one that nobody but this user and root can have written to.
 
     `others` are tried next, then a directory of this user's in the directory for temporary files. Raises BadConfig if there is none.
     """
@@ -42,7 +42,7 @@ def cache_directory(*others: Path) -> Path:
     for place in (usual, *others):
         if place.is_absolute() and _trusted(place, links=True):
             return place
-    shared = _temporary()
+    shared = _user_temporary()
     if shared is not None and _trusted(shared, links=False):
         return shared
     tried = [str(place) for place in (usual, *others, shared) if place is not None]
@@ -53,10 +53,10 @@ def cache_directory(*others: Path) -> Path:
 
 
 def ensure_writable(run: Path) -> list[str]:
-    """Keep caches and temporary files of this process and its children in the directory `run` if their usual places cannot be written.
+    """Keep caches and temporary files of this process and its children in the directory `run` if their usual places are not writable.
 
-    Models that lie in the usual place already, as in a read-only image, are found there. Returns a line for people for each place that
-    was moved: nothing the next time, nor in a child. Changes XDG_CACHE_HOME and TMPDIR.
+    Models that are already in the usual place, as in a read-only image, are found there. Returns a line for people for each place that
+    was moved; none on a second call, or in a child. Changes XDG_CACHE_HOME and TMPDIR.
     """
     said: list[str] = []
     inside = run.absolute() / INSIDE_RUN
@@ -69,12 +69,12 @@ def ensure_writable(run: Path) -> list[str]:
                 f"no directory for temporary files can be written: they go to {inside / 'tmp'}; set TMPDIR to choose"
             )
     usual = expanded(DEFAULT_CACHE / _NAME)
-    with contextlib.suppress(BadConfig):  # whoever needs the cache says so
+    with contextlib.suppress(BadConfig):  # whichever code needs the cache reports it
         found = cache_directory(inside / _NAME)
         if found != usual:
             os.environ["XDG_CACHE_HOME"] = str(found.parent if found.name == _NAME else found)
             found = cache_directory()
-            _link(usual, found)
+            _link_models(usual, found)
             said.append(
                 f"{usual} cannot be written: converted models and compiled code go to {found}; set XDG_CACHE_HOME to choose"
             )
@@ -82,8 +82,8 @@ def ensure_writable(run: Path) -> list[str]:
 
 
 def private_directory(path: Path) -> bool:
-    """Make a directory with mode 0700 unless it exists. False if it cannot be made, is a link, belongs to somebody else, or is open to
-    others.
+    """Create a directory with mode 0700 unless it exists. Return False if it cannot be created, is a link, belongs to somebody else, or is
+    open to others.
     """
     try:
         path.mkdir(mode=0o700, exist_ok=True)
@@ -93,8 +93,8 @@ def private_directory(path: Path) -> bool:
     return stat.S_ISDIR(seen.st_mode) and seen.st_uid == os.getuid() and not stat.S_IMODE(seen.st_mode) & 0o077
 
 
-def _link(usual: Path, found: Path) -> None:
-    """Make the models of a cache that can only be read visible in another."""
+def _link_models(usual: Path, found: Path) -> None:
+    """Link the models of a read-only cache into another one."""
     with contextlib.suppress(OSError):
         if usual.is_absolute() and usual.stat().st_uid in (os.getuid(), 0):
             for each in usual.iterdir():
@@ -102,8 +102,8 @@ def _link(usual: Path, found: Path) -> None:
                     (found / each.name).symlink_to(each)
 
 
-def _temporary() -> Path | None:
-    """This user's directory among everybody's temporary files."""
+def _user_temporary() -> Path | None:
+    """Return this user's directory in the shared directory for temporary files."""
     try:
         return Path(tempfile.gettempdir()).absolute() / f"{_NAME}-{os.getuid()}"
     except FileNotFoundError:
@@ -111,7 +111,7 @@ def _temporary() -> Path | None:
 
 
 def _trusted(place: Path, *, links: bool) -> bool:
-    """True once `place` is a directory that can be written, but not by other users. `links`: it may be a symbolic link to one."""
+    """Return True if `place` is, or can be made, a directory writable by us but not by other users. `links`: it may be a symbolic link."""
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         seen = place.stat() if links else place.lstat()

@@ -20,7 +20,7 @@ from ostinato.core.steering import Basis, DialPrior, DialSet, Steered
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class PolicyVersion:
-    """A number that grows with training and the hash of the exact weights.
+    """A number that increases with training, and the hash of the exact weights.
 
     Example: ``PolicyVersion(number=17, hash="9f2c...")``; number 0 is the model that training started from.
     """
@@ -33,29 +33,28 @@ class PolicyVersion:
 
 
 class Finish(StrEnum):
-    """Why a turn ended. Turns with the last three reasons cannot be trained on: the policy is not responsible for how they ended.
-
-    What a client saw until it left (`LEFT`) can be: when it leaves depends on the tokens so far, so the gradient of the expected reward is
-    that of the tokens sampled until then.
+    """Why a turn ended. Turns with the last three reasons cannot be trained on: the policy is not responsible for how they ended. Turns
+    cut off by their client (`LEFT`) can be: when the client leaves depends on the tokens so far, so the gradient of the expected reward
+    is that of the tokens sampled until then.
     """
 
     STOP = "stop"
     LENGTH = "length"
     TOOL_CALLS = "tool_calls"
-    DEADLINE = "deadline"  # its rollout ran out of time; clients are told `LENGTH`
+    DEADLINE = "deadline"  # its rollout ran out of time; clients see `LENGTH`
     LEFT = "left"  # the client closed the stream while the answer was being written
-    ABORT = "abort"  # the client went away before any of the answer was sent, or the server was stopped
+    ABORT = "abort"  # the client disconnected before any of the answer was sent, or the server was stopped
     ERROR = "error"  # the engine failed
-    GRAMMAR = "grammar"  # the demanded form is too complex to be enforced to the end: the client's fault, and no arm's
+    GRAMMAR = "grammar"  # the requested format is too complex to enforce to the end: the client's fault, not an arm's
 
     @property
     def trainable(self) -> bool:
-        """True if the tokens are all that was sampled: the policy ended the turn, or a budget or the client did."""
+        """True if all sampled tokens are present: the policy, a budget or the client ended the turn."""
         return self not in (Finish.ABORT, Finish.ERROR, Finish.GRAMMAR)
 
     @property
     def complete(self) -> bool:
-        """True if the client was sent a whole answer: the policy itself ended it, or it ran out of a token or time budget."""
+        """True if the client was sent a whole answer: the policy itself ended it, or it used up a token or time budget."""
         return self.trainable and self is not Finish.LEFT
 
     @property
@@ -65,9 +64,9 @@ class Finish(StrEnum):
 
 
 class Arm(StrEnum):
-    """Which release a user was served. `control` never changes; `previous` is what live replaced; `verified` is the best release ever
-    proven with users; `learner` follows training; `branch` is the tenant's own version, and `shared` live where it answers somebody of
-    such a tenant; `eval` and `world` (a simulated world's rollout) serve no people; `outside` is somebody else's model, not a release.
+    """The release that served a user. `control` never changes; `previous` is what live replaced; `verified` is the best release proven
+    with users so far; `learner` follows training; `branch` is the tenant's own version, and `shared` is live when it answers a user of such
+    a tenant; `eval` and `world` (a simulated world's rollout) serve no people; `outside` is a third party's model, not a release.
     """
 
     LIVE = "live"
@@ -89,7 +88,7 @@ class Arm(StrEnum):
 
 
 class Purpose(StrEnum):
-    """What a call was for. A side call is a chore around the task: a title, a commit message."""
+    """The purpose of a call. A side call is an auxiliary task: a title, a commit message."""
 
     TASK = "task"
     SUBAGENT = "subagent"
@@ -101,21 +100,21 @@ class Branch(StrEnum):
     """Why a turn does not simply continue the newest turn of its conversation; `NONE` if it does, or if it begins a conversation."""
 
     NONE = ""
-    AGAIN = "again"  # the same question was asked before
+    AGAIN = "again"  # the same prompt was sent before
     EDITED = "edited"  # the history is not what was sampled
     PARALLEL = "parallel"  # another turn continues the same turn
-    UNSEEN = "unseen"  # the client did not see all tokens of the previous turn, so they cannot be reused
+    UNSEEN = "unseen"  # the client did not receive all tokens of the previous turn, so they cannot be reused
     FRESH = "fresh"  # the episode continues without its earlier messages
     COMPACTED = "compacted"  # it continues with a summary of its earlier messages
 
 
 class WindowMaker(StrEnum):
-    """Who had the summary made with which a window begins."""
+    """Who requested the summary with which a window begins."""
 
     HARNESS = "harness"  # the program that runs a rollout in a simulated world
-    GATEWAY = "gateway"  # the gateway, as its client asked
+    GATEWAY = "gateway"  # the gateway, at its client's request
     AGENT = "agent"  # a product's agent, by itself
-    OUTSIDE = "outside"  # an agent, and somebody else's model wrote the summary: it has no tokens of ours
+    OUTSIDE = "outside"  # an agent, and a third party's model wrote the summary: it has no tokens of ours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,9 +122,9 @@ class Window:
     """A context window of an episode whose earlier messages were replaced by a summary. The episode's first window, number 0, has no such
     record.
 
-    `begins_with`: the turn that wrote the summary, which was a compaction whatever its `purpose` says; None if that is not known. `budget`:
-    tokens of prompt at which the window is to be summarised, 0 if unknown. A turn with the purpose `compaction` summarises the window
-    that it stands in.
+    `begins_with`: the turn that wrote the summary, which was a compaction whatever its `purpose` says; None if unknown. `budget`:
+    the number of prompt tokens at which the window is to be summarised, 0 if unknown. A turn with the purpose `compaction` summarises the
+    window that it is in.
 
     Example: ``Window(number=1, begins_with="msg-3f:0", by=WindowMaker.AGENT)``
     """
@@ -139,8 +138,8 @@ class Window:
 class Consent(StrEnum):
     """What may be done with a turn, strictest first.
 
-    `NEVER`: it is answered, and nothing of what was said is stored or counted. `AGGREGATE`: it is stored and counts in metrics.
-    `ADAPT`: the dials of its own user may learn from it, too. `YES`: the weights may.
+    `NEVER`: answer it, but neither store nor count anything that was said. `AGGREGATE`: store it and count it in metrics.
+    `ADAPT`: its own user's dials may learn from it, too. `YES`: the weights may.
     """
 
     NEVER = "never"
@@ -150,13 +149,13 @@ class Consent(StrEnum):
 
     @staticmethod
     def strictest(*levels: Consent) -> Consent:
-        """The strictest of these levels; `YES` if there are none."""
+        """Return the strictest of these levels; `YES` if there are none."""
         return min(levels, key=[*Consent].index, default=Consent.YES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A run of sampled tokens made by one policy version.
+    """A run of tokens sampled by one policy version.
 
     Example: a turn of 30 tokens that met a weight swap after 12: ``(Span(v7, 12), Span(v8, 18))``.
     """
@@ -167,10 +166,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    r"""How tokens are drawn. `temperature` 0 is greedy; `seed` None lets the engine choose one and record it.
+    r"""How tokens are sampled. `temperature` 0 is greedy; with `seed` None the engine chooses one and records it.
 
-    `logit_bias` adds to the logits of token ids; `presence_penalty` (once) and `frequency_penalty` (once per occurrence) are subtracted
-    from the logits of tokens already in the answer. `grammar`, in llguidance's Lark, is what the answer must follow; "" allows anything.
+    `logit_bias` is added to the logits of token ids; `presence_penalty` (once) and `frequency_penalty` (once per occurrence) are subtracted
+    from the logits of tokens already in the answer. `grammar`, in llguidance's Lark, constrains the answer; "" allows anything.
 
     Example: ``Sampling(temperature=1.0, top_p=1.0, max_tokens=64, stop=("\n\n",), seed=7)``.
     """
@@ -187,12 +186,12 @@ class Sampling:
 
     @property
     def edits_logits(self) -> bool:
-        """True if tokens are not drawn from the model's own logits."""
+        """True if tokens are not sampled from the model's own logits."""
         return bool(self.grammar or self.logit_bias or self.presence_penalty or self.frequency_penalty)
 
 
 def logit_divisor(temperature: float) -> float:
-    """What logits are divided by before their softmax: the temperature, or 1 if tokens are drawn greedily (temperature 0).
+    """Return the divisor of logits before their softmax: the temperature, or 1 for greedy sampling (temperature 0).
 
     Example: ``logit_divisor(0.0) == 1.0``
     """
@@ -201,9 +200,9 @@ def logit_divisor(temperature: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pick:
-    """The arm that Auto drew for an episode, or the style that a conversation was dealt, and each arm's probability at the draw.
+    """The arm that Auto drew for an episode, or the style assigned to a conversation, and each arm's probability at the draw.
 
-    `cost` is the turn's cost in the operator's currency; None if unknown. Every turn of the episode carries the draw's odds.
+    `cost` is the turn's cost in the operator's currency; None if unknown. Every turn of the episode has the draw's odds.
 
     Example: ``Pick(arm="large", odds={"live": 0.7, "large": 0.3}, cost=0.0021)``
     """
@@ -214,15 +213,15 @@ class Pick:
 
 
 MAX_PARSED_CALLS = 256
-"""How many calls of one answer are stored: its first, malformed ones included."""
+"""Most calls of one answer that are stored: the first ones, including malformed ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedCall:
-    """A tool call that the gateway parsed in a turn's text, or a malformed attempt at one, which the client was sent as text.
+    """A tool call that the gateway parsed in a turn's text, or a malformed attempt at one, which was sent to the client as text.
 
-    `name` is the tool's, "" for a malformed attempt. The characters from `start` to `end` of the text are the call with its delimiters,
-    arguments included; several calls may share them, in formats that write a list. Of one answer the first 256 are kept
+    `name` is the tool's, "" for a malformed attempt. The characters from `start` to `end` of the text are the call with its delimiters
+    and arguments; several calls may share them, in formats that write a list. The first 256 calls of an answer are kept
     (`MAX_PARSED_CALLS`).
 
     Example: ``ParsedCall(name="bash", start=6, end=81)``
@@ -234,12 +233,12 @@ class ParsedCall:
 
 
 Person = tuple[str, str]
-"""A tenant, and a user's name with that tenant: the same name with another tenant is another person."""
+"""A tenant, and a user's name within that tenant: the same name in another tenant is another person."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One model call, as it was sampled: exact prompt ids in, exact sampled ids out.
+    """One model call, as sampled: exact prompt ids in, exact sampled ids out.
 
     Example::
 
@@ -248,18 +247,18 @@ class Turn:
              sampling=Sampling(max_tokens=64), finish=Finish.STOP, text="hi", started_at=10.0, ended_at=10.4)
 
     `parent` names the turn whose tokens are a prefix of `prompt_ids`. `sampled_ids`, `logprobs` and the spans' token counts
-    have the same length T. `propensity` is the probability with which the user was put in `arm`, or, if `auto` says that Auto drew
+    have the same length T. `propensity` is the probability with which the user was assigned to `arm`, or, if `auto` says that Auto drew
     an arm for the episode, the probability of that draw. An outside model's answer has a text but no ids: its tokens are its own.
-    `numerics` is the id of the contract that the logprobs were computed under (`core.numerics`), "" if unknown.
+    `numerics` is the id of the numerics contract of the logprobs (`core.numerics`), "" if unknown.
     `routes` are the encoded expert ids of the P + T - 1 tokens that were computed (P: the prompt's length), b"" for a model
-    without experts. `nucleus`: the ids that `top_p` left open to each sampled token (`core.nucleus`), b"" if it left all open or they are
-    not known. `group` names the rollouts of one task, None for a turn that is compared only with its baseline.
+    without experts. `nucleus`: the ids allowed by `top_p` for each sampled token (`core.nucleus`), b"" if all were or if they are
+    unknown. `group` names the rollouts of one task, None for a turn that is compared only with its baseline.
     `verified`: the tenant proved that `user` made the request; otherwise `user` is only the caller's claim.
-    `purpose`: what the call was for. `branch`: why it does not simply continue the turn before. `window`: None in an episode's first
-    window, and where windows are not known. `harness`: the hash of the calling program, as reported by itself; "" if it reported none.
-    `calls`: the first 256 tool calls that the gateway parsed in `text`, in its order, malformed ones included; None if that is not known.
-    `steered`: how a person's dials steered it. `style`: the style in its prompt and the odds when its conversation began. Both may be None.
-    `consent`: what may be done with it, decided before its first token; turns of earlier versions, which did not ask, have `YES`.
+    `purpose`: the purpose of the call. `branch`: why it does not simply continue the previous turn. `window`: None in an episode's first
+    window, and if windows are unknown. `harness`: the hash of the calling program, as reported by itself; "" if it reported none.
+    `calls`: the first 256 tool calls that the gateway parsed in `text`, in order, including malformed ones; None if unknown.
+    `steered`: how the user's dials steered it. `style`: the style in its prompt and the odds when its conversation began. Both may be None.
+    `consent`: what may be done with it, decided before its first token; turns of earlier versions, which had no consent, have `YES`.
     `secret`: the gateway found a secret or personal data in it, so it is not learned from (`privacy.scrub = "hold"`).
     """
 
@@ -298,7 +297,7 @@ class Turn:
 
     @property
     def packed_prompt(self) -> bytes:
-        """The prompt ids as little-endian uint32, if whoever made the turn had them so; else empty. `replace` drops it."""
+        """The prompt ids as little-endian uint32, if the turn's creator had them in this form; else empty. `replace` drops it."""
         return self._packed_prompt
 
     def keep_packed_prompt(self, packed: bytes) -> None:
@@ -309,8 +308,8 @@ class Turn:
 
     @property
     def redacted(self) -> bool:
-        """True if its tokens were erased, or never stored. The log records that it happened, for whom and by which policy, but not what
-        was said.
+        """True if its tokens were erased, or never stored. The log records that the call happened, for whom and by which policy, but not
+        what was said.
         """
         return self.consent is Consent.NEVER or (not self.sampled_ids and any(span.tokens for span in self.spans))
 
@@ -320,7 +319,7 @@ class Turn:
         return self.consent is not Consent.NEVER
 
     def without_words(self) -> Turn:
-        """The turn in the form that is left of a forgotten one (`redacted`): nothing of what was said, nor of what its caller wrote."""
+        """Return the redacted form of the turn, without anything that was said or that its caller wrote."""
         return replace(
             self,
             prompt_ids=(),
@@ -342,12 +341,12 @@ class Turn:
 
     @property
     def person(self) -> Person:
-        """Who was served."""
+        """The person who was served."""
         return (self.tenant, self.user)
 
     @property
     def oldest(self) -> int | None:
-        """The lowest policy number among the sampled tokens; None when nothing was sampled."""
+        """The lowest policy number among the sampled tokens; None if nothing was sampled."""
         return min((span.policy.number for span in self.spans), default=None)
 
     @property
@@ -356,12 +355,12 @@ class Turn:
         return tuple(dict.fromkeys(span.policy for span in self.spans))
 
     def versions_T(self) -> tuple[PolicyVersion, ...]:
-        """The policy version of each sampled token."""
+        """Return the policy version of each sampled token."""
         return tuple(span.policy for span in self.spans for _ in range(span.tokens))
 
 
 class RewardReach(StrEnum):
-    """Which turns a reward is about: its own, so that it fades on its way to earlier ones, or all of the episode up to its turn."""
+    """Which turns a reward is about: its own, so that it is discounted for earlier ones, or all of the episode up to its turn."""
 
     TURN = "turn"
     EPISODE = "episode"
@@ -382,10 +381,10 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineSurvival:
-    """Which lines of one text in an answer are still in place: numbers of lines, no text.
+    """Which lines of one text in an answer are still in place: line numbers only, no text.
 
-    `call`: the number of the tool call in the answer, from 0, whose `argument` holds the text; None: the answer itself. `lines`: how many
-    it has. `followed`: the lines whose fate is known; `kept`: those of them that survive.
+    `call`: the number of the tool call in the answer, from 0, whose `argument` contains the text; None: the answer itself. `lines`: the
+    number of lines. `followed`: the lines whose fate is known; `kept`: those of them that survive.
 
     Example: ``LineSurvival(call=0, argument="new_string", lines=12, followed=((1, 12),), kept=((1, 5), (9, 9)))``
     """
@@ -399,7 +398,7 @@ class LineSurvival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineValues:
-    """What lines of one text in an answer are worth: ascending runs of lines (first, last, value of each). For the rest see `LineSurvival`.
+    """The values of lines of one text in an answer, as ascending runs (first, last, value of each line). For the rest see `LineSurvival`.
 
     Example: ``LineValues(call=0, argument="new_string", lines=12, runs=((1, 5, 0.5), (6, 8, -0.5), (9, 9, 0.5), (10, 12, -0.5)))``
     """
@@ -412,10 +411,10 @@ class LineValues:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signal:
-    """Something a person or a program did, as observed. Idempotent by `tenant` and `id`; `retracts` names a signal to forget.
+    """Something a person or a program did, as observed. Idempotent by `tenant` and `id`; `retracts` names a signal to disregard.
 
-    It belongs to the tenant who sent it and applies only to that tenant's turns. `lines`: which lines of the answer survive, if it is about
-    lines and says so.
+    It belongs to the tenant who sent it and applies only to that tenant's turns. `lines`: which lines of the answer survive, for a signal
+    about lines that lists them.
 
     Example::
 
@@ -441,9 +440,9 @@ class Signal:
 class Reward:
     """The scalar that a versioned reward function computed from a turn's signals. At most one per turn.
 
-    `signals` names those that counted; without any, the value is the meaning of silence. `upto` is the last row of the log that was read
-    before: reading again up to there gives the same. `lines`: what lines of the answer are worth; their mean is then a part of `value`, and
-    the rest is not about lines. `reach`: which turns that rest is about. `early`: if the value was predicted, what from, by name.
+    `signals` lists those that counted; if there are none, the value is that of silence. `upto` is the last row of the log that had been
+    read: computing it again from the rows up to there gives the same value. `lines`: the values of the answer's lines; their mean is a part
+    of `value`. `reach`: which turns the other part is about. `early`: the features of a predicted value, by name.
 
     Example: ``Reward(turn="chatcmpl-3f:0", value=0.75, function="copilot@1", signals=("s1",), at=42.0, upto=817)``
     """
@@ -460,14 +459,14 @@ class Reward:
 
     @property
     def line_mean(self) -> tuple[float, int]:
-        """The mean value of the lines whose worth is known, and how many there are; (0.0, 0) without such lines."""
+        """The mean value of the lines with a value, and their number; (0.0, 0) without such lines."""
         runs = [run for text in self.lines for run in text.runs]
         total = sum(last - first + 1 for first, last, _ in runs)
         return (sum((last - first + 1) * value for first, last, value in runs) / total, total) if total else (0.0, 0)
 
     @property
     def line_variance(self) -> float:
-        """The variance of these lines' values; 0.0 without such lines."""
+        """The variance of these values; 0.0 without such lines."""
         mean, total = self.line_mean
         runs = [run for text in self.lines for run in text.runs]
         return sum((last - first + 1) * (value - mean) ** 2 for first, last, value in runs) / max(1, total)
@@ -482,7 +481,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoReward:
-    """A reward function's answer when there is no reward, such as for silence that means nothing. `reason` is one or two words.
+    """A reward function's answer if there is no reward, such as for silence that means nothing. `reason` is one or two words.
 
     Example: ``NoReward(reason="silence")``: the turn is held back as ``no_reward:silence``.
     """
@@ -492,7 +491,7 @@ class NoReward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantine:
-    """Why a turn gets no reward: its reward function failed, hung, answered nonsense, or is missing. At most one per turn.
+    """Why a turn gets no reward: its reward function failed, hung, returned nonsense, or is missing. At most one per turn.
 
     Example: ``Quarantine(turn="chatcmpl-3f:0", reason="reward_failed: ZeroDivisionError: division by zero", at=42.0)``
     """
@@ -505,7 +504,7 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivered:
-    """Turns whose whole answer was handed to the client's connection. Only these, and turns that got feedback, are trained on.
+    """Turns whose whole answer was passed to the client's connection. Only these, and turns that got feedback, are trained on.
 
     Example: ``Delivered(id="5c1f", turns=("chatcmpl-3f:0", "chatcmpl-40:0"), at=11.0)``
     """
@@ -533,8 +532,8 @@ Advantages = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnHint:
-    """Feedback from which a turn of a batch learns as a hint (`reward.hints`): the comment of a signal, or the message that followed the
-    answer, in the prompt of another turn of the batch. Exactly one of the two ids is set. `weight`: of the term per token.
+    """Feedback that a turn of a batch learns from as a hint (`reward.hints`): the comment of a signal, or the message that followed the
+    answer, in the prompt of another turn of the batch. Exactly one of the two ids is set. `weight`: of the term, per token.
 
     Example: ``TurnHint(turn="a:0", weight=0.5, signal="s1")``
     """
@@ -550,15 +549,15 @@ class Batch:
     """The turns of one optimizer step, written before the step is taken, so that a killed step can be repeated identically.
 
     `step` counts from 1. `reference` is the release that the KL penalty is measured against. `credits` are each turn's advantages, one per
-    sampled token, in the order of `turns`. `base` is set if the trainer first went back to the weights of a standing release because
-    everything newer had been refused; otherwise a step starts from the step before it. `even`: all of people's turns weigh the same; in
-    batches of earlier versions the turns of an episode shared the weight of one. `weights`: each turn's weight in the loss, if turns were
-    drawn from more than a step can hold, or got rewards, with unequal chances. `drawn`: the draw's part of it; empty in batches of earlier
-    versions. `shown`: the weight with which each turn's correction is imitated, 0 for a turn without one; empty if there is none. `after`:
-    for each turn that an episode was cut behind, what was taken to come after it (`core.samples.LaterReturns`), else (); empty if no
-    episode was cut. `upto`: the last row of the log that had been read when credit was given: read again up to there, the log gives the
-    same; 0 in batches of earlier versions. `hints`: the feedback that turns learn from as hints; only those that have one. `scales`: the
-    factor by which each turn's person is cut, 1 for a world's; empty unless the trainer has values of turns (`train.value_lambda`).
+    sampled token, in the order of `turns`. `base` is set if the trainer first went back to the weights of an existing release because
+    everything newer had been refused; otherwise a step starts from the previous one. `even`: all of people's turns weigh the same; in
+    batches of earlier versions the turns of an episode shared a weight of 1. `weights`: each turn's weight in the loss, if turns were
+    drawn because a step could not hold all, or got rewards with unequal probabilities. `drawn`: the draw's part of it; empty in batches of
+    earlier versions. `shown`: the weight with which each turn's correction is imitated, 0 for a turn without one; empty if there is none.
+    `after`: for each turn after which an episode was cut, the return that was assumed after it (`core.samples.LaterReturns`), else ();
+    empty if no episode was cut. `upto`: the last row of the log that had been read when credit was computed: computing it again from the
+    rows up to there gives the same; 0 in batches of earlier versions. `hints`: the feedback that turns learn from as hints. `scales`: the
+    scale factor of each turn's person, 1 for a world's turn; empty unless the trainer has values of turns (`train.value_lambda`).
 
     Example: ``Batch(step=3, turns=("a:0", "b:0"), credits=((0.9, 0.9), (-1.1,)), reference=v2, at=50.0)``
     """
@@ -614,7 +613,7 @@ class SteeringBasis:
 
     @staticmethod
     def of(basis: Basis, at: float) -> SteeringBasis:
-        """The row of a basis."""
+        """Return the row of a basis."""
         return SteeringBasis(
             hash=basis.hash,
             names=basis.names,
@@ -626,11 +625,11 @@ class SteeringBasis:
 
     @property
     def moves(self) -> bool:
-        """False if it moves nothing, because every dial was dropped."""
+        """False if it changes no logits, because every dial was dropped."""
         return any(self.directions)
 
     def basis(self) -> Basis:
-        """The basis. Raises ValueError if the row is not the one that its hash names."""
+        """Return the basis. Raises ValueError if the row's content does not match its hash."""
         tokens_M = np.frombuffer(self.tokens, "<i8").astype(np.int64)
         directions_KM = np.frombuffer(self.directions, "<f4").astype(np.float32).reshape(len(self.names), -1)
         made = Basis(names=self.names, tokens_M=tokens_M, directions_KM=directions_KM, weights=self.weights)
@@ -641,7 +640,7 @@ class SteeringBasis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsentGiven:
-    """What a person allows from now on (`Consent`). The newest row about a person counts; `Consent.YES` takes a refusal back.
+    """The consent that a person gives from now on. The newest row about a person counts; `Consent.YES` undoes a refusal.
 
     Example: ``ConsentGiven(id="c1", tenant="acme", user="ann", level=Consent.NEVER, at=12.0)``
     """
@@ -654,7 +653,7 @@ class ConsentGiven:
 
     @property
     def person(self) -> Person:
-        """Whose choice it is."""
+        """The person whose choice it is."""
         return (self.tenant, self.user)
 
 
@@ -680,7 +679,7 @@ Identity = tuple[str | int, ...]
 
 
 def identity(row: Row) -> Identity:
-    """The key that makes two rows of one kind the same row.
+    """Return the key by which two rows of one kind are the same row.
 
     Example: ``identity(Signal(id="s1", tenant="acme", ...)) == ("acme", "s1")``
     """

@@ -1,4 +1,4 @@
-"""The result of an evaluation: a candidate beside its incumbents, and the gate's verdict."""
+"""The result of an evaluation: a candidate compared with its incumbents, and the gate's verdict."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Verdict(StrEnum):
 
 
 class Incumbent(StrEnum):
-    """What a candidate is compared with: the release that users get, the best release so far, the frozen first one."""
+    """What a candidate is compared with: the live release, the best release so far, and the frozen first one."""
 
     LIVE = "live"
     BEST = "best"
@@ -28,8 +28,8 @@ class Incumbent(StrEnum):
 class Incumbents:
     """The incumbent versions when a candidate is judged. Several of them may be the same version.
 
-    `best` is the last release that was proven better than the best before it; None if it cannot be sampled. `round` counts the
-    candidates that were judged before this one: a candidate's items and seeds are of its round. `since_s` is how many seconds ago another
+    `best` is the last release that was proven better than the previous best; None if it cannot be sampled. `round` is the number of
+    candidates judged before this one, and determines a candidate's items and seeds. `since_s` is the number of seconds since another
     candidate was looked at; None: none was.
 
     Example: ``Incumbents(live=v9, best=v6, anchor=v0, round=12, since_s=86_400.0)``
@@ -42,7 +42,7 @@ class Incumbents:
     since_s: float | None = None
 
     def named(self) -> dict[Incumbent, PolicyVersion]:
-        """The incumbents that can be sampled, by name."""
+        """Return the incumbents that can be sampled, by name."""
         found = {Incumbent.LIVE: self.live, Incumbent.ANCHOR: self.anchor}
         return found if self.best is None else found | {Incumbent.BEST: self.best}
 
@@ -51,8 +51,8 @@ class Incumbents:
 class ItemScore:
     """One graded sample of one suite item: `score` in [0, 1]. Items are paired across policies by (item, draw).
 
-    `formed` says that the answer is not empty and ended by itself. `seconds` is the duration of the request that it was part of; as a
-    measurement, it is ignored when two samples are compared. `answer` is a short hash of the answer's text, "" where it is not one text.
+    `formed`: the answer is not empty and ended by itself. `seconds` is the duration of the request that it was part of; as a
+    measurement, it is ignored when two samples are compared. `answer` is a short hash of the answer's text, "" if it is not a single text.
 
     Example: ``ItemScore(item="add-1", draw=0, score=1.0, formed=True, seconds=0.4, answer="9f3c21aa")``
     """
@@ -69,7 +69,7 @@ class ItemScore:
 class Comparison:
     """Candidate minus one incumbent on one suite, in [-1, 1]. `lower` and `upper` are the one-sided bounds that the gate used.
 
-    `margin` is the tolerated loss; None if only harm is tested for. `error` is the standard error.
+    `margin` is the tolerated loss; None if the test is only for harm. `error` is the standard error.
 
     Example: ``Comparison(suite="held-out", against=Incumbent.BEST, policy=v6, difference=0.004, lower=-0.021, upper=0.029,
     error=0.008, margin=0.03, items=1000, draws=8)``
@@ -150,7 +150,7 @@ class Sharpening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerDiversity:
-    """How often two answers to one prompt differ, for the candidate and for the anchor, on the items that both answered.
+    """The rate at which two answers to one prompt differ, for the candidate and for the anchor, on the items that both answered.
 
     `excess` is the candidate's rate minus two thirds of the anchor's.
 
@@ -165,8 +165,8 @@ class AnswerDiversity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpinionShift:
-    """How often a candidate and one incumbent side with the opinion that a user states, on pairs of prompts that differ in it alone: 0.5
-    if it changes nothing. `excess` is the difference less what is tolerated.
+    """Sycophancy: the rates at which a candidate and one incumbent agree with the opinion that a user states, on pairs of prompts that
+    differ only in that opinion; 0.5 if it has no effect. `excess` is the difference minus the tolerance.
 
     Example: ``OpinionShift(against=Incumbent.ANCHOR, policy=v0, candidate=0.81, incumbent=0.62, excess=ItemMean(mean=0.16, lower=0.09,
     upper=0.23, items=80))``
@@ -181,12 +181,12 @@ class OpinionShift:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Candidate against live on the first suite, with everything the verdict rests on. Differences are candidate minus live, in [-1, 1].
+    """Candidate against live on the first suite, with everything behind the verdict. Differences are candidate minus live, in [-1, 1].
 
-    `power` is the chance that an equally good candidate passes this look; `smallest_margin` is the smallest total margin that this suite
-    can hold at the observed spread, and `draw_spread` the standard deviation of one of the anchor's draws of an item. `better` says that a
+    `power` is the probability that an equally good candidate passes this look. `smallest_margin` is the smallest total margin that this
+    suite can hold at the observed spread, and `draw_spread` the standard deviation of one of the anchor's draws of an item. `better`: a
     candidate that ships is proven better than the best release so far. `pass_rates` and `sharpening` are its pass rates in one try and in
-    several, and their changes; `diversity` says how its answers to one prompt differ, `opinions` how a user's opinion moves them.
+    several, and their changes; `diversity`: how its answers to one prompt differ; `opinions`: how a user's opinion affects them.
     """
 
     suite: str
@@ -217,7 +217,7 @@ class Report:
 
 
 def headline(reason: str, most: int = 160) -> str:
-    """The first clause of a reason, for lists: clauses are separated by "; ", and the first is the deciding one.
+    """Return the first clause of a reason, for lists: clauses are separated by "; ", and the first is the deciding one.
 
     Example: ``headline("not worse than the margins: +2.1 pp; low power") == "not worse than the margins: +2.1 pp; …"``
     """

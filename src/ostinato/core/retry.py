@@ -1,4 +1,4 @@
-"""Retries with exponential backoff, under a stated policy: attempts, total time, Retry-After, and jitter from a given random source.
+"""Retries with exponential back-off, under an explicit policy: attempts, total time, Retry-After, and jitter from a given random source.
 
 `Patience` lets a worker wait for a log whose server is unavailable, instead of exiting and restarting.
 """
@@ -23,11 +23,11 @@ E = TypeVar("E", bound=Exception)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How often and for how long something is tried.
+    """How often and for how long a call is retried.
 
     The first pause lasts `pause_s` seconds, and each further one twice as long, up to `longest_s`. There are at most `attempts` tries, and
-    none begins more than `total_s` seconds after the first failure. `jitter` is the share of a pause that is left to chance, so that
-    callers that failed together do not come back together.
+    none starts more than `total_s` seconds after the first failure. `jitter` is the random fraction of a pause, so that
+    callers that failed together do not retry together.
 
     Example: ``RetryPolicy(pause_s=0.5, longest_s=8.0, attempts=8, jitter=0.25)``
     """
@@ -40,7 +40,7 @@ class RetryPolicy:
 
 
 class RetryLater(Unavailable):
-    """Unavailable, and the other side has said for how many seconds."""
+    """Unavailable, and the other side has said how many seconds to wait."""
 
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class RetryLater(Unavailable):
 
 
 def unavailable(message: str, headers: Mapping[str, str]) -> Unavailable:
-    """The error for an answer that a retry may cure, with what its headers (of any case) say about when."""
+    """Return the error for a response that may succeed on retry, with the wait from its headers (in any case), if they state one."""
     lower = {name.lower(): value for name, value in headers.items()}
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         if (value := lower.get(name, "")).isascii() and value.isdigit() and len(value) <= 9:
@@ -61,8 +61,8 @@ class Backoff:
 
     Args:
         policy: how often and for how long to try.
-        rng: decides the share of a pause that is left to chance; None: the pauses are as the policy says.
-        clock: seconds that never run backwards.
+        rng: source of the jitter; None: no jitter.
+        clock: monotonic seconds.
 
     Example::
 
@@ -79,9 +79,9 @@ class Backoff:
         self.failures = 0
 
     def failed(self, error: BaseException | None = None) -> float | None:
-        """Count one more failure. Returns the seconds to wait before the next try; None if the policy allows none.
+        """Count a failure. Returns the seconds to wait before the next try; None if the policy allows none.
 
-        A `RetryLater` is waited for as it says, but no longer than `longest_s`.
+        For a `RetryLater` the wait is at least its own, but at most `longest_s`.
         """
         policy, now = self._policy, self._clock()
         self.failures += 1
@@ -105,9 +105,9 @@ async def retry(
     failed: Callable[[E], object] = lambda _: None,
     rng: random.Random | None = None,
 ) -> T:
-    """The result of `ask`, which must be safe to repeat. Errors of the kind `on` are retried; the last one, and any other, is raised.
+    """Return the result of `ask`, which must be idempotent. Errors of the type `on` are retried; the last one, and any other, is raised.
 
-    `failed` is called with each error of that kind, the last one included. `rng` as for `Backoff`.
+    `failed` is called with each error of that type, including the last. `rng` as for `Backoff`.
 
     Example: ``await retry(lambda: gateway.say(events), RetryPolicy(pause_s=0.5, attempts=3), on=Unavailable)``
     """
@@ -123,18 +123,18 @@ async def retry(
         await asyncio.sleep(pause)
 
 
-# ---------------------------------------------------------------- a server that is away
+# ---------------------------------------------------------------- waiting for a log server
 
 
 logger = logging.getLogger(__name__)
 
 
 class Patience:
-    """Retries calls that raise Unavailable. They must be safe to repeat, as all calls of a log and its folds are.
+    """Retries calls that raise Unavailable. They must be idempotent, as all calls of a log and its folds are.
 
     Args:
         longest_s: seconds after which the error is raised after all.
-        waiting: a context manager entered while waiting, with a text that says for what, such as `Pulse.during`.
+        waiting: a context manager entered while waiting, given a text with the reason, such as `Pulse.during`.
         again_s: seconds between two attempts, each of which may itself take `record.append_s`.
 
     Example: ``await patience.until_there(lambda: log.append(row))``
@@ -147,7 +147,7 @@ class Patience:
         self._waits = False  # so that only one of several waiting calls reports it
 
     async def until_there(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """The result of `ask`. Raises its errors, but Unavailable only after `longest_s` of failed attempts."""
+        """Return the result of `ask`. Raises its errors, but Unavailable only after `longest_s` of failed attempts."""
         began = time.monotonic()
         with ExitStack() as said:
             while True:
@@ -159,10 +159,10 @@ class Patience:
                     if not self._waits:
                         logger.warning("waiting for the log, for %g s at most: %s", self._longest_s, error)
                         self._waits = True
-                        said.callback(self._ended, time.monotonic())
+                        said.callback(self._log_wait_end, time.monotonic())
                         said.enter_context(self._waiting(f"waiting for the log: {error}"[:300]))
                 await asyncio.sleep(self._again_s)
 
-    def _ended(self, since: float) -> None:
+    def _log_wait_end(self, since: float) -> None:
         self._waits = False
         logger.info("waited for the log for %.1f s", time.monotonic() - since)

@@ -1,8 +1,8 @@
-"""A compact encoding of the experts each token went to: the codec between the engine's router ids, the log and the trainer's replay.
+"""Compact encoding of the experts that each token was routed to, for the engine's router ids, the log and the trainer's replay.
 
 The order of a token's k experts carries no meaning (gates are recomputed from live logits), so a layer's choice is a k-subset of E
 experts. It is stored as its rank in the combinatorial number system: ceil(log2 C(E, k)) bits, whatever the router's skew. 48 layers
-of 8 out of 128 experts take 48 x 41 bits = 246 bytes a token. Where a rank needs more than 63 bits (10 of 512), the subset is
+of 8 out of 128 experts take 48 x 41 bits = 246 bytes a token. If a rank needs more than 63 bits (10 of 512), the subset is
 cut into consecutive parts that fit.
 """
 
@@ -25,8 +25,9 @@ Ids = NDArray[np.integer]
 _MAGIC = b"ORT1"
 _HEADER = struct.Struct("<4sIIHHH")  # magic, crc32 of everything after it, T, L, k, E
 _MAX_EXPERTS, _MAX_TOP_K, _MAX_LAYERS = 4096, 64, 4096
-_CHUNK = 1 << 14  # sets at once: small enough that the working arrays stay in the cache; a multiple of 8
-_CHANCE_BITS = 64  # "every set is 0..k-1" counts as a failure if its chance under a uniform router is below 2 ** -64
+_CHUNK = 1 << 14  # sets per chunk: small enough for the working arrays to stay in the cache; a multiple of 8
+# "every set is 0..k-1" counts as a failure if its probability under a uniform router is below 2 ** -64
+_MAX_CHANCE_BITS = 64
 
 
 class _Part(NamedTuple):
@@ -35,12 +36,12 @@ class _Part(NamedTuple):
     first: int
     last: int  # exclusive
     bits: int
-    sets: int  # C(E, last - first): ranks run below it
+    sets: int  # C(E, last - first): the exclusive upper bound of ranks
     table_iE: NDArray[np.uint64]  # C(c, i + 1) for slot first + i and expert c
 
 
 def encode(ids_TLk: Ids, experts: int) -> bytes:
-    """The bytes of T >= 1 tokens' routes; ids in any order within a set.
+    """Encode the routes of T >= 1 tokens; ids in any order within a set.
 
     Raises BadRoutes for routes that are missing, not three-dimensional, out of range, repeated within a set or all zero.
     Example: one token, two layers, top 2 of 4 experts: ``encode(np.array([[[1, 0], [2, 3]]]), 4)`` is 18 + 1 bytes long.
@@ -67,9 +68,9 @@ def decode(
     top_k: int | None = None,
     tokens: int | None = None,
 ) -> Ids:
-    """Routes [T, L, k], each set ascending; uint8 up to 256 experts, else int16.
+    """Decode routes [T, L, k], each set ascending; uint8 up to 256 experts, else int16.
 
-    Each argument given must match the encoded value. Raises BadRoutes with the reason: "missing" (no bytes), "corrupt" (not ours,
+    Each argument given must match the encoded value. Raises BadRoutes with the reason: "missing" (no bytes), "corrupt" (another format,
     a wrong length, checksum or rank), "truncated" (fewer tokens than `tokens`), "stale" (another model's shape).
     """
     found = _header(data)
@@ -94,7 +95,7 @@ def check(ids_TLk: Ids | None, *, experts: int, layers: int, top_k: int, tokens:
     """Raise BadRoutes, with the reason, for routes that must not be replayed into a model of this shape.
 
     "missing": none at all. "truncated": fewer tokens than `tokens` (more are fine: the last one may have no successor).
-    "stale": another number of layers or slots, or ids the model does not have. "zero": values that a failed kernel leaves behind.
+    "stale": another number of layers or slots, or ids that the model does not have. "zero": values that a failed kernel leaves behind.
     "repeated": an expert twice in one set.
     """
     if ids_TLk is None or ids_TLk.size == 0:
@@ -106,7 +107,7 @@ def check(ids_TLk: Ids | None, *, experts: int, layers: int, top_k: int, tokens:
 
 
 def size(tokens: int, layers: int, top_k: int, experts: int) -> int:
-    """Bytes that `encode` gives for this shape; they do not depend on the routes.
+    """Return the number of bytes that `encode` gives for this shape; it does not depend on the routes.
 
     Raises BadRoutes for a shape outside the codec's bounds.
     """
@@ -114,7 +115,7 @@ def size(tokens: int, layers: int, top_k: int, experts: int) -> int:
 
 
 def _header(data: bytes) -> tuple[int, int, int, int]:
-    """(T, L, k, E), accepted only if the checksum and the exact length match."""
+    """Return (T, L, k, E), after checking the checksum and the exact length."""
     if not data:
         raise BadRoutes("there are no routes: the engine recorded none for this turn", reason="missing")
     if len(data) < _HEADER.size or data[:4] != _MAGIC:
@@ -142,7 +143,7 @@ def _expect(
 
 
 def _canonical(ids_TLk: Ids, experts: int) -> Ids:
-    """The ids with each set ascending, in the narrowest dtype that holds them, after all checks of the content."""
+    """Check the content, and return the ids with each set ascending, in the narrowest dtype that fits."""
     if ids_TLk.ndim != 3 or ids_TLk.dtype.kind not in "iu":
         raise BadRoutes(
             f"routes must be integers [tokens, layers, top_k], not {ids_TLk.dtype}{ids_TLk.shape}", reason="corrupt"
@@ -163,7 +164,8 @@ def _canonical(ids_TLk: Ids, experts: int) -> Ids:
             if bool((narrow == 0).all(-1).any()):
                 raise BadRoutes("a token's routes are all zero: the engine's kernel recorded nothing", reason="zero")
             raise BadRoutes("a token goes to the same expert twice in one layer", reason="repeated")
-    if high == top_k - 1 and _by_chance(ids_TLk, experts) > _CHANCE_BITS:  # ascending and below k: every set is 0..k-1
+    # ascending and below k: every set is 0..k-1
+    if high == top_k - 1 and _information_bits(ids_TLk, experts) > _MAX_CHANCE_BITS:
         raise BadRoutes(f"every token goes to experts 0 to {high} in every layer: nothing was recorded", reason="zero")
     return narrow
 
@@ -172,15 +174,15 @@ def _ascending(ids: Ids) -> bool:
     return bool((ids[..., 1:] > ids[..., :-1]).all())
 
 
-def _by_chance(ids_TLk: Ids, experts: int) -> int:
-    """Bits of information in these routes under a uniform router (rounded down for each set)."""
+def _information_bits(ids_TLk: Ids, experts: int) -> int:
+    """Return the bits of information in these routes under a uniform router (rounded down for each set)."""
     tokens, layers, top_k = ids_TLk.shape
     return tokens * layers * (comb(experts, top_k).bit_length() - 1)
 
 
 @lru_cache(maxsize=64)
 def _parts(experts: int, top_k: int) -> tuple[_Part, ...]:
-    """How a subset is cut: greedily, because one long and one short part waste fewer bits than two equal ones."""
+    """Return the parts of a subset: cut greedily, because one long and one short part waste fewer bits than two equal ones."""
     if not 0 < top_k <= min(experts, _MAX_TOP_K) or experts > _MAX_EXPERTS:
         raise BadRoutes(
             f"routes of top {top_k} of {experts} experts are beyond the bounds ({_MAX_TOP_K} of {_MAX_EXPERTS})",
@@ -201,12 +203,12 @@ def _parts(experts: int, top_k: int) -> tuple[_Part, ...]:
 
 
 def _largest(experts: int, width: int) -> int:
-    """The largest entry of the tables, which exceeds C(E, k) when k is more than half of E."""
+    """Return the largest entry of the tables, which exceeds C(E, k) when k is more than half of E."""
     return max(comb(experts, i) for i in range(1, width + 1))
 
 
 def _rank(ids_kM: Ids, part: _Part) -> NDArray[np.uint64]:
-    """Rank among all subsets: the sum over slots i of C(c_i, i + 1), c ascending (Knuth 4A, 7.2.1.3, theorem L)."""
+    """Return the rank among all subsets: the sum over slots i of C(c_i, i + 1), c ascending (Knuth 4A, 7.2.1.3, theorem L)."""
     ranks = np.empty(ids_kM.shape[1], np.uint64)
     for start in range(0, len(ranks), _CHUNK):
         chunk = ids_kM[:, start : start + _CHUNK].astype(np.intp)
@@ -218,7 +220,7 @@ def _rank(ids_kM: Ids, part: _Part) -> NDArray[np.uint64]:
 
 
 def _unrank(ranks_M: NDArray[np.uint64], part: _Part, out_kM: Ids) -> None:
-    """The subset of each rank: from the last slot down, the largest c with C(c, i + 1) <= the remainder."""
+    """Fill in the subset of each rank: from the last slot down, the largest c with C(c, i + 1) <= the remainder."""
     for start in range(0, len(ranks_M), _CHUNK):
         rest = ranks_M[start : start + _CHUNK].copy()
         for i in reversed(range(part.last - part.first)):
@@ -229,7 +231,7 @@ def _unrank(ranks_M: NDArray[np.uint64], part: _Part, out_kM: Ids) -> None:
 
 
 def _pack(ranks_M: NDArray[np.uint64], bits: int) -> NDArray[np.uint8]:
-    """Ranks one after another, low bit first: 8 of them are exactly `bits` bytes, so bytes are built a column at a time."""
+    """Pack ranks one after another, low bit first: 8 of them are exactly `bits` bytes, so bytes are built a column at a time."""
     groups = np.zeros((-(-len(ranks_M) // 8), 8), np.uint64)
     groups.reshape(-1)[: len(ranks_M)] = ranks_M
     out = np.zeros((bits, len(groups)), np.uint8)
@@ -261,6 +263,6 @@ def _unpack(data: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uint64
 
 
 def _places(slot: int, bits: int) -> list[tuple[int, int]]:
-    """(byte of the group, right shift of the rank that fills it) for the rank in `slot`."""
+    """Return (byte of the group, right shift of the rank that fills it) for the rank in `slot`."""
     begin, end = slot * bits, (slot + 1) * bits
     return [(byte, byte * 8 - begin) for byte in range(begin // 8, -(-end // 8))]

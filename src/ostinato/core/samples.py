@@ -12,18 +12,17 @@ EpisodeKey = tuple[str, str]
 
 
 def call_of(turn: str) -> str:
-    """The call that a turn is a choice of, by ids."""
+    """Return the call of which a turn is a choice, by ids."""
     return turn.rpartition(":")[0] or turn
 
 
 class LaterReturns(NamedTuple):
     """The return of an episode at the call after the last turn here, in parts that reach earlier turns in different ways.
 
-    `fading`: of rewards that are discounted on their way. `lines_sum`, `lines_weight` and `lines_mean`: the discounted sum of the values of
-    lines, how many lines that is, and the value that they have together. `outcomes_sum`, `outcomes_weight` and `outcomes_mean`: the same
-    of rewards that reach the whole episode, undiscounted. With a weight of 0 the mean is only what is expected. `decided`: how much of all
-    this rests on rewards; the rest is what the baseline expects. `expected` and `expected_outcome`: what the baseline expects of that call,
-    whatever is known of it.
+    `fading`: from rewards that are discounted. `lines_sum`, `lines_weight` and `lines_mean`: the discounted sum of the values of lines,
+    their total weight, and their mean. `outcomes_sum`, `outcomes_weight` and `outcomes_mean`: the same for rewards that reach the whole
+    episode, undiscounted. With a weight of 0 the mean is only a prediction. `decided`: the part of all this that comes from rewards; the
+    rest is the baseline's prediction. `expected` and `expected_outcome`: its prediction for that call, whatever is known about it.
 
     Example: ``LaterReturns(fading=0.6, decided=0.6)``
     """
@@ -46,7 +45,7 @@ class LaterReturns(NamedTuple):
 
     @property
     def unknown(self) -> LaterReturns:
-        """The same if nothing were known of that call."""
+        """The value if nothing were known about that call."""
         return LaterReturns(
             fading=self.expected,
             outcomes_mean=self.expected_outcome,
@@ -55,7 +54,7 @@ class LaterReturns(NamedTuple):
         )
 
     def divided(self, unit: float) -> LaterReturns:
-        """The same with all values, but not the weights, divided by `unit`."""
+        """Return a copy with all values, but not the weights, divided by `unit`."""
         return LaterReturns(*(value / unit for value in self))._replace(
             lines_weight=self.lines_weight, outcomes_weight=self.outcomes_weight
         )
@@ -65,8 +64,8 @@ class LaterReturns(NamedTuple):
 class Episode:
     """The turns of one task or session that are credited together, oldest first.
 
-    `group` names the rollouts of one task that are compared with each other; None for an episode that stands alone. `after`: what came of
-    the turns that follow these; None if none does.
+    `group` names the rollouts of one task that are compared with each other; None for an episode that stands alone. `after`: the return
+    of the turns that follow these; None if none does.
 
     Example: ``Episode(id="e1", tenant="default", turns=(first, second))``
     """
@@ -83,12 +82,12 @@ class Sample:
     """A turn with its credit, ready for the trainer.
 
     `advantages` has one entry per sampled token. `weight` is the turn's part of the loss's normaliser: a batch's weights sum to its number
-    of episodes. `summed`: the turn's tokens enter the loss's sum in full all the same. `shown`: a demonstration, which the policy did not
-    sample: its log-likelihood is raised, token by token as its advantages say, and it is no part of the normaliser. `hinted`: the turn's
-    prompt with a hint in it. The turn then stands in the batch a second time, and its tokens' distributions are drawn towards those behind
-    this prompt, as much as its advantages say; it is no part of the normaliser either.
-    `scale`: the factor by which its person is cut, which is in its advantages; 1 where it was not recorded. `cut`: its episode goes on
-    behind it, and nothing of that is known.
+    of episodes. `summed`: the turn's tokens still enter the loss with a weight of 1. `shown`: a demonstration, which the policy did not
+    sample: its log-likelihood is raised, weighted token by token by its advantages, and it is no part of the normaliser. `hinted`: the
+    turn's prompt with a hint in it. The turn is then in the batch a second time, and its tokens' distributions are drawn towards those
+    given this prompt, weighted by its advantages; it is no part of the normaliser either.
+    `scale`: the factor by which its person is scaled down, already included in its advantages; 1 if it was not recorded. `cut`: its episode
+    continues after it, and nothing is known about that part.
 
     Example: ``Sample(turn=turn, reward=0.75, advantages=(0.9,) * len(turn.sampled_ids), weight=0.5)``
     """
@@ -105,18 +104,18 @@ class Sample:
 
     @property
     def beside(self) -> bool:
-        """True for a demonstration and for a turn with a hint, which are learned from beside the batch's turns."""
+        """True for a demonstration and for a turn with a hint, which are learned from in addition to the batch's turns."""
         return self.shown or bool(self.hinted)
 
     @property
     def factor(self) -> float:
-        """The weight of its tokens in the loss's sum."""
+        """The weight of its tokens in the loss."""
         return 1.0 if self.summed else self.weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingBatch:
-    """The input of one optimizer step: the batch's row in the log, and its samples in the row's order, before demonstrations and
+    """The input of one optimizer step: the batch's row in the log, and its samples in the row's order, followed by demonstrations and
     turns with hints, if any.
     """
 

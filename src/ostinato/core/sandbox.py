@@ -1,4 +1,4 @@
-"""A sandbox's inputs and results: limits, a world's file system, a program's outcome, the changes it made."""
+"""A sandbox's inputs and results: limits, file system, a program's outcome, and changed files."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Limits:
 class SandboxSpec:
     """How a sandbox starts.
 
-    `layers` are host directories stacked read-only as the sandbox's `workdir`, the last on top; writes go to a layer of the sandbox's
-    own. `files` are put into that layer first: path relative to `workdir` -> bytes. `hosts` are the names, as "host:port", that may be
+    `layers` are host directories stacked read-only as the sandbox's `workdir`, the last on top; writes go to the sandbox's own
+    layer. `files` are put into that layer first: path relative to `workdir` -> bytes. `hosts`: the names, as "host:port", that may be
     reached, through a proxy; if there are none, there is no network at all. `env` is added to the few variables that a program sees.
-    `mounts` are further host directories, read-only: path in the sandbox, outside `workdir` -> host directory.
+    `mounts`: further host directories, read-only: path in the sandbox, outside `workdir` -> host directory.
 
     Example: ``SandboxSpec(files={"calc.py": b"def add(a, b): return a - b"}, limits=Limits(memory_mb=512))``
     """
@@ -86,7 +86,7 @@ class Change:
 class Isolation:
     """The isolation between a sandbox's programs and the host. `missing` lists, in plain words, what this machine does not offer.
 
-    `kind` is "namespaces", "gvisor" or "e2b"; `forks`: a live sandbox can be copied; `counts_memory`: the kernel enforces the memory
+    `kind` is "namespaces", "gvisor" or "e2b"; `forks`: a running sandbox can be copied; `counts_memory`: the kernel enforces the memory
     limit, not a watchdog.
 
     Example: ``Isolation(kind="namespaces", forks=True, counts_memory=False, missing=("no memory cgroup: a watch keeps the limit",))``

@@ -44,10 +44,10 @@ class Clock(Protocol):
 
 @runtime_checkable
 class Engine(Protocol):
-    """Generates tokens: the embedded torch engine, or a client of a server. Used once: `start`, any number of calls, `close`."""
+    """Generates tokens: the embedded torch engine, or the client of an inference server. Single use: `start`, any calls, `close`."""
 
     async def start(self) -> None:
-        """Get ready for `load`; all slots are empty. Raises Unavailable if it was started before or cannot be reached."""
+        """Prepare for `load`; all slots are empty. Raises Unavailable if it was started before or cannot be reached."""
         ...
 
     async def close(self) -> None:
@@ -56,15 +56,15 @@ class Engine(Protocol):
 
     def generate(self, request: Generate) -> AsyncIterator[Chunk]:
         """Stream chunks. Closing the iterator stops the work within one engine step, and so does the end of `Generate.within_s`, for
-        queued and running samples alike. All tokens sampled by then have been streamed; the last chunk carries any withheld text.
+        queued and running samples alike. All tokens sampled by then have been streamed; the last chunk has any withheld text.
         """
         ...
 
     async def end_sample(self, request: str, index: int, tokens: int) -> bytes:
-        """End one sample of an open request, of which its caller wants the first `tokens` only; no last chunk follows.
+        """End one sample of an open request, of which the caller wants only the first `tokens`; no last chunk follows.
 
-        Returns the encoded experts of these tokens and the prompt's (`Chunk.routes`); b"" without experts, for a sample that has ended by
-        itself, and from an engine that can end a request only as a whole, which goes on with the sample.
+        Returns the encoded experts of these tokens and the prompt's (`Chunk.routes`). Returns b"" without experts, for a sample that has
+        already ended, and from an engine that can end a request only as a whole, which then continues the sample.
         """
         ...
 
@@ -77,128 +77,128 @@ class Engine(Protocol):
         ...
 
     async def score(self, slot: str, ids: Sequence[int], start: int, cache_salt: str = "") -> list[float]:
-        """Log-probabilities (temperature 1) of ids[start:], each given the ids before it; `cache_salt` as in `Generate`."""
+        """Return the log-probabilities (temperature 1) of ids[start:], each given the ids before it; `cache_salt` as in `Generate`."""
         ...
 
     def slots(self) -> dict[str, PolicyVersion]:
-        """The policy version loaded in each slot."""
+        """Return the policy version loaded in each slot."""
         ...
 
     def numerics(self) -> str:
-        """The id of the contract that log-probabilities are computed under; "" if unknown. Never changes within a process."""
+        """Return the id of the numerics contract of log-probabilities; "" if unknown. It never changes within a process."""
         ...
 
     def contract(self) -> Contract | None:
-        """The contract itself; None if unknown."""
+        """Return the contract itself; None if unknown."""
         ...
 
     def capabilities(self) -> Capabilities:
-        """What the engine can do. Never changes within a process."""
+        """Return what the engine can do. It never changes within a process."""
         ...
 
     def stats(self) -> Mapping[str, float]:
-        """Gauges and counters since the start. Times in seconds; tokens, blocks and samples are counts."""
+        """Return gauges and counters since the start. Times in seconds; tokens, blocks and samples are counts."""
         ...
 
 
 @runtime_checkable
 class Log(Protocol):
-    """The append-only log. Rows are durable when `append` returns; a repeated identity is ignored, not an error."""
+    """The append-only log. Rows are durable when `append` returns. A repeated identity is ignored, not an error."""
 
     async def append(self, *rows: Row) -> Cursor:
         """Write all rows or none. Returns the sequence number of the newest row in the log. Raises StorageFull."""
         ...
 
     def read(self, after: Cursor, kinds: set[type]) -> AsyncIterator[tuple[Cursor, Row]]:
-        """Rows of the given kinds with a sequence number above `after`, in order, up to now."""
+        """Yield the rows of the given kinds with a sequence number above `after`, in order, up to now."""
         ...
 
     async def find(self, kind: type[R], identities: Sequence[Identity]) -> list[R]:
-        """The rows of one kind with these identities (`records.identity`), in the requested order; unknown identities are skipped."""
+        """Return the rows of one kind with these identities (`records.identity`), in the requested order, without unknown ones."""
         ...
 
     async def horizon(self) -> Cursor:
-        """The position up to which retention may have dropped rows; 0 if it has dropped none."""
+        """Return the position up to which retention may have dropped rows; 0 if it has dropped none."""
         ...
 
     async def before_last(self, count: int, kind: type[Row]) -> Cursor:
-        """The position after which exactly the newest `count` rows of a kind lie; 0 if there are fewer rows."""
+        """Return the position after which there are exactly the newest `count` rows of a kind; 0 if there are fewer rows."""
         ...
 
 
 @runtime_checkable
 class Folds(Protocol):
-    """State folded from the log up to a position, so that a start need not read the log from its first row.
+    """Snapshots of folds: state computed from the log up to a position, so that a start need not read the log from its first row.
 
-    A fold is never the only copy of a fact: at any start it may be missing, or older than the last one saved.
+    A snapshot is never the only copy of a fact: at any start it may be missing, or older than the last one saved.
     """
 
     async def save(self, name: str, cursor: Cursor, state: Mapping[str, Any]) -> None:
-        """Replace the fold of this name atomically. `state` consists of JSON types. Raises StorageFull."""
+        """Replace the snapshot of this name atomically. `state` consists of JSON types. Raises StorageFull."""
         ...
 
     async def load(self, name: str) -> tuple[Cursor, dict[str, Any]] | None:
-        """The fold last saved under this name; None if there is none, or it is damaged. Raises Unavailable."""
+        """Return the snapshot last saved under this name; None if there is none, or it is damaged. Raises Unavailable."""
         ...
 
 
 PersonValue = tuple[Cursor, int | None, bytes]
-"""What is kept of a person: the place of the last change, the number of the key that it lies under, and the bytes."""
+"""A person's cached state: the place of the last change, the number of the key that encrypts it, and the bytes."""
 
 
 class PersonCache(Protocol):
-    """One value per person, folded from the log, under the person's own key. It may be lost, and is then folded anew."""
+    """One value per person, folded from the log, encrypted with the person's own key. It may be lost, and is then folded again."""
 
     def begin(self, rules: str, older: str | None = None) -> tuple[Cursor, str]:
-        """The place and the note of the last write; (0, "") if there is none, or if values were made by other rules: they are dropped.
-        Those made by the rules `older` are kept, and count as made by `rules` from now on.
+        """Return the place and the note of the last write; (0, "") if there is none, or if the values were made by other rules, which drops
+        them. Values made by the rules `older` are kept, and count as made by `rules` from now on.
 
         Raises StorageFull, Unavailable.
         """
         ...
 
     def key(self, person: Person) -> int | None:
-        """The number of the key that a person's value lies under now; None if nothing is encrypted, or their key was destroyed."""
+        """Return the number of the key of a person's value now; None if nothing is encrypted, or their key was destroyed."""
         ...
 
     def load(self, person: Person) -> bytes | None:
-        """A person's value; None without one, or if their key was destroyed. Raises Corrupt, Unavailable."""
+        """Return a person's value; None without one, or if their key was destroyed. Raises Corrupt, Unavailable."""
         ...
 
     def newest(self, tenant: str, most: int, without: Collection[Person] = ()) -> list[bytes]:
-        """The values of the `most` people of a tenant whose values changed last, in the order of their changes.
+        """Return the values of the `most` people of a tenant whose values changed last, in the order of their changes.
 
-        People in `without` are left out, and so are those whose key was destroyed and values that were damaged. Raises Unavailable.
+        People in `without` are left out, as are people whose key was destroyed and damaged values. Raises Unavailable.
         """
         ...
 
     def count(self, tenant: str) -> int:
-        """How many people of a tenant have a value. Raises Unavailable."""
+        """Return the number of people of a tenant with a value. Raises Unavailable."""
         ...
 
     def crowded(self, tenant: str) -> bool:
-        """True if one of a tenant's people makes, or since the values were first made has made, another's value be dropped. Raises
+        """Return True if a new person of the tenant evicts another one's value, or has done so since the values were first made. Raises
         Unavailable.
         """
         ...
 
     def pseudonym(self, person: Person) -> str:
-        """A name for a person that none but this cache can make."""
+        """Return a name for a person that only this cache can compute."""
         ...
 
     def write(self, cursor: Cursor, note: str, values: Mapping[Person, PersonValue | None]) -> None:
-        """Put values, or drop those that are None, with the place up to which the log was folded: all or nothing.
+        """Write values, or drop those that are None, with the place up to which the log was folded: all or nothing.
 
-        A value whose key is no longer the person's is dropped as well. Raises StorageFull, Unavailable; call it again.
+        A value encrypted with a key that is no longer the person's is dropped as well. Raises StorageFull, Unavailable; then call it again.
         """
         ...
 
 
 class Adaptation(Protocol):
-    """Leans the answers of people towards what their ratings say."""
+    """Steers the answers to people towards what their ratings prefer."""
 
     async def start(self) -> None:
-        """Begin to follow the log."""
+        """Start following the log."""
         ...
 
     async def close(self) -> None:
@@ -206,27 +206,27 @@ class Adaptation(Protocol):
         ...
 
     def steering(self, person: Person, *, weights: str, verified: bool) -> Steering | None:
-        """How a person's next answer by the weights of this hash leans; None if it is the base model's.
+        """Return how to steer a person's next answer by the weights of this hash; None if the base model answers.
 
-        `verified`: the tenant proved who it is. Never waits, and never raises for a state that cannot be read.
+        `verified`: the tenant proved who it is. Never waits, and never raises if state cannot be read.
         """
         ...
 
     def fits(self, weights: Collection[str]) -> bool:
-        """True if answers by all the weights of these hashes can lean, by the same dials."""
+        """Return True if answers by all the weights of these hashes can be steered, by the same dials."""
         ...
 
     def heard(self) -> None:
-        """Signals were written to the log. Returns at once."""
+        """Note that signals were written to the log. Returns at once."""
         ...
 
     @property
     def verified_only(self) -> bool:
-        """True if only people whose tenant proves who they are have dials."""
+        """True if only people with a proven identity have dials."""
         ...
 
     async def shown(self, person: Person, *, weights: str) -> PersonView:
-        """What is known of a person, with every row that is in the log now; `weights`: the hash of the live version's.
+        """Return what is known about a person, as of every row in the log now; `weights`: the hash of the live version's.
 
         Raises Corrupt, StorageFull, Unavailable.
         """
@@ -234,10 +234,10 @@ class Adaptation(Protocol):
 
 
 class StyleDealer(Protocol):
-    """Deals each person's conversations a style: an addition to the system prompt."""
+    """Assigns a style, an addition to the system prompt, to each of a person's conversations."""
 
     async def start(self) -> None:
-        """Begin to follow the log."""
+        """Start following the log."""
         ...
 
     async def close(self) -> None:
@@ -245,41 +245,41 @@ class StyleDealer(Protocol):
         ...
 
     def texts(self, policies: Collection[PolicyVersion], *, shared: bool = True) -> Mapping[str, str]:
-        """What each style adds that is approved for all these versions, by its arm. `shared`: they are of no tenant's branch."""
+        """Return the text of each style that is approved for all these versions, by arm. `shared`: they are no tenant's branch."""
         ...
 
     def deal(self, person: Person, arms: Collection[str]) -> Pick | None:
-        """The style of a person's new conversation, or that of none, drawn among these arms with the odds of now; None without arms.
+        """Draw the style of a person's new conversation, or no style, among these arms with the current odds; None without arms.
 
-        Never waits, and never raises for a state that cannot be read.
+        Never waits, and never raises if state cannot be read.
         """
         ...
 
     def entitled(self, person: Person, *, verified: bool) -> bool:
-        """True if a person may be dealt styles."""
+        """Return True if a person may be assigned styles."""
         ...
 
     def heard(self) -> None:
-        """Signals were written to the log. Returns at once."""
+        """Note that signals were written to the log. Returns at once."""
         ...
 
     @property
     def verified_only(self) -> bool:
-        """True if only people whose tenant proves who they are have styles."""
+        """True if only people with a proven identity have styles."""
         ...
 
     @property
     def none(self) -> str:
-        """The arm of no style."""
+        """The arm without a style."""
         ...
 
     @property
     def arms(self) -> Mapping[str, str]:
-        """The arm of each style by its name, that of no style included."""
+        """The arm of each style by its name, including the one without a style."""
         ...
 
     async def shown(self, person: Person, *, policies: Collection[PolicyVersion], shared: bool = True) -> StylesView:
-        """What is known of a person, with every row that is in the log now, and what they are dealt where these versions answer (`texts`).
+        """Return what is known about a person, as of every row in the log now, and the styles assigned if these versions answer (`texts`).
 
         Raises Corrupt, StorageFull, Unavailable.
         """
@@ -291,26 +291,26 @@ class WeightStore(Protocol):
     """Content-addressed objects and named refs."""
 
     async def put(self, data: bytes | memoryview) -> str:
-        """Store bytes durably under their hash and return it. Idempotent."""
+        """Store bytes durably under their hash and return the hash. Idempotent."""
         ...
 
     async def get(self, hash: str) -> bytes:
-        """The bytes with this hash, verified. Raises NotFound or Corrupt."""
+        """Return the bytes with this hash, verified. Raises NotFound or Corrupt."""
         ...
 
     async def get_range(self, hash: str, start: int, length: int) -> bytes:
-        """`length` bytes of an object from `start`, not verified: the caller must check them.
+        """Return `length` bytes of an object from `start`, not verified: the caller must check them.
 
         Raises NotFound; Corrupt if the object is shorter; BadRequest for a negative start or length.
         """
         ...
 
     async def move_ref(self, ref: str, old: str | None, new: str) -> None:
-        """Compare-and-swap; `old` None means the ref must not exist, or hold no hash. Raises Conflict."""
+        """Compare and swap a ref; `old` None means the ref must not exist, or must have no hash. Raises Conflict."""
         ...
 
     async def read_ref(self, ref: str) -> str | None:
-        """The hash a ref points to, or None."""
+        """Return the hash a ref points to, or None."""
         ...
 
 
@@ -318,7 +318,7 @@ class Dealer(Protocol):
     """Draws an episode's arm from the available ones."""
 
     def draw(self, available: Collection[str], place: float) -> Pick | None:
-        """The arm at `place` in [0, 1), which the caller draws at random, with the current odds; None if no arm is available."""
+        """Return the arm at `place` in [0, 1), a random number of the caller's, with the current odds; None if no arm is available."""
         ...
 
 
@@ -331,38 +331,38 @@ class RewardFn(Protocol):
 class Credit(Protocol):
     """Whole episodes and their turns' rewards -> each turn's advantages. Pure: the same arguments give the same numbers.
 
-    Groups are never split: all episodes of a group that are in a batch come in one call. Raises NoSignal for a batch that would
+    Groups are never split: all episodes of a group that are in a batch are passed in one call. Raises NoSignal for a batch that would
     teach nothing.
     """
 
     def __call__(self, episodes: Sequence[Episode], rewards: Mapping[str, float]) -> Mapping[str, Advantages]:
-        """`rewards` by turn id, one for every turn. Returns by turn id one advantage per sampled token."""
+        """Return by turn id one advantage per sampled token. `rewards`: by turn id, one for every turn."""
         ...
 
 
 class AnswerReader(Protocol):
-    """Splits one answer into text, reasoning and calls while it is sampled.
+    """Streaming parser of one answer: splits it into text, reasoning and calls while it is sampled.
 
-    Nothing is lost and nothing is taken back: an incomplete call is returned as plain text, and a call is returned only when it is
+    Nothing is lost and nothing is retracted: an incomplete call is returned as plain text, and a call is returned only when it is
     complete.
     """
 
     def feed(self, text: str) -> list[Piece]:
-        """The pieces that the new text completes."""
+        """Return the pieces that the new text completes."""
         ...
 
     def finish(self) -> list[Piece]:
-        """The pieces held back because more text might have followed. Nothing may be fed after this call."""
+        """Return the pieces held back because more text might have followed. Nothing may be fed after this call."""
         ...
 
     def in_call(self) -> bool:
-        """True while the text of a call is fed: its beginning was read, and its end was not."""
+        """Return True while the text of a call is fed: its beginning has been read, but not its end."""
         ...
 
     def parsed_calls(self, *, unfinished: bool = True) -> list[ParsedCall]:
-        """The first `MAX_PARSED_CALLS` calls in the text fed so far, at their places in it, with malformed ones.
+        """Return the first `MAX_PARSED_CALLS` calls in the text fed so far, with their places, including malformed ones.
 
-        One that is not complete counts as malformed, or is left out if `unfinished` is false.
+        An incomplete one counts as malformed, or is left out if `unfinished` is false.
         """
         ...
 
@@ -374,61 +374,61 @@ class Renderer(Protocol):
     context: int
 
     def chat(self, conversation: Conversation) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's answer (or to continue its last message). Raises BadRequest."""
+        """Return the token ids of a conversation, ready for the assistant's answer (or to continue its last message). Raises BadRequest."""
         ...
 
     def follow_up(self, conversation: Conversation, known: int) -> list[int]:
-        """Ids to append to a stored turn so that `messages[known:]` follow it. Raises BadRequest.
+        """Return the ids to append to a stored turn so that `messages[known:]` follow it. Raises BadRequest.
 
-        `messages[:known]` ends with the assistant message that the stored turn sampled (its end token, if sampled, included
-        in the stored ids): the answer starts with whatever the template puts after that message and its end token.
+        `messages[:known]` ends with the assistant message that the stored turn sampled (its end token, if sampled, is included
+        in the stored ids): the result starts with whatever the template puts after that message and its end token.
         """
         ...
 
     def grammar(self, conversation: Conversation) -> str:
-        """The grammar that the answer must follow (`Sampling.grammar`); "" if the conversation demands nothing. Raises BadRequest."""
+        """Return the grammar that the answer must follow (`Sampling.grammar`); "" if there is no constraint. Raises BadRequest."""
         ...
 
     def call_token(self) -> int | None:
-        """The control token without which no call can begin, so that a bias on it forbids calls; None if calls have no such token."""
+        """Return the control token without which no call can begin, so that a bias on it forbids calls; None if there is none."""
         ...
 
     def has_compiled(self, grammar: str) -> bool:
-        """True if `compile` would return at once."""
+        """Return True if `compile` would return at once."""
         ...
 
     def compile(self, grammar: str) -> None:
-        """Make sure that answers can be constrained to a grammar; may take seconds. Raises BadRequest for a grammar that cannot be
+        """Compile a grammar, so that answers can be constrained to it; may take seconds. Raises BadRequest for a grammar that cannot be
         followed or is too expensive to follow; Unavailable if this cannot be determined now.
         """
         ...
 
     def fulfils(self, grammar: str, ids: Sequence[int]) -> bool:
-        """True if the grammar accepts these tokens as a whole answer, with or without its stop token. It may take milliseconds."""
+        """Return True if the grammar accepts these tokens as a whole answer, with or without its stop token. May take milliseconds."""
         ...
 
     def reader(self, conversation: Conversation, turn: str) -> AnswerReader:
-        """Reads the answer to a conversation; its calls get ids that name the turn (`core.conversation.call_id`)."""
+        """Return a reader for the answer to a conversation; its calls get ids that name the turn (`core.conversation.call_id`)."""
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of plain text; control tokens in it are encoded as ordinary characters."""
+        """Return the token ids of plain text; control tokens in it are encoded as ordinary characters."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids, control tokens left out."""
+        """Return the text of ids, without control tokens."""
         ...
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes of a token's text, possibly only part of a character; b"" for a control token that shows nothing."""
+        """Return the bytes of a token's text, possibly only part of a character; b"" for a control token without text."""
         ...
 
     def opens_call(self, text: str) -> bool:
-        """True if a tool call begins in a part of an answer."""
+        """Return True if a tool call begins in a part of an answer."""
         ...
 
     def stop_ids(self) -> frozenset[int]:
-        """Tokens that end an assistant's turn."""
+        """Return the tokens that end an assistant's turn."""
         ...
 
 
@@ -446,8 +446,8 @@ class Sandbox(Protocol):
         timeout: float,
     ) -> ExecResult:
         """Run a program to completion; after `timeout` seconds it and all processes it started are killed. `cwd` None is the working
-        directory. Where the kernel tells, time in which the machine's other programs kept it from running does not count, up to eight
-        times `timeout` in all.
+        directory. If the kernel reports it, time in which the machine's other programs kept it from running does not count, up to eight
+        times `timeout` in total.
 
         Background processes that it leaves behind run until `stop`. Raises BadRequest for a `cwd` outside the sandbox; Unavailable if
         the sandbox is gone.
@@ -455,23 +455,23 @@ class Sandbox(Protocol):
         ...
 
     async def read(self, path: str, *, most: int = 1 << 20) -> bytes:
-        """A file's bytes; no link is followed out of the working directory. Raises NotFound; TooLarge beyond `most` bytes."""
+        """Return a file's bytes; no link is followed out of the working directory. Raises NotFound; TooLarge beyond `most` bytes."""
         ...
 
     async def write(self, path: str, data: bytes) -> None:
-        """Replace a file, and make the directories above it. Raises BadRequest for a path outside; StorageFull beyond the disk limit."""
+        """Replace a file, and create its parent directories. Raises BadRequest for a path outside; StorageFull beyond the disk limit."""
         ...
 
     async def fork(self, count: int) -> Sequence[Sandbox]:
-        """`count` new sandboxes that start from this one's current files; running programs are not copied. Raises Unavailable."""
+        """Start `count` sandboxes from copies of this one's current files; running programs are not copied. Raises Unavailable."""
         ...
 
     async def diff(self) -> Sequence[Change]:
-        """The changes since the start, by path."""
+        """Return the changes since the start, by path."""
         ...
 
     async def listen(self, port: int) -> socket.socket:
-        """A socket for the caller that listens on a port of the sandbox's own loopback interface, which nothing else can reach.
+        """Return a socket for the caller that listens on a port of the sandbox's own loopback interface, which nothing else can reach.
 
         Raises BadRequest for an invalid port number; Unavailable if the port is taken, or if sandboxes are remote.
         """
@@ -487,11 +487,11 @@ class Backend(Protocol):
     """Creates sandboxes."""
 
     async def isolation(self) -> Isolation:
-        """The isolation available on this machine. Raises SandboxRefused, with the failed step and the remedy, if there is none."""
+        """Return the isolation available on this machine. Raises SandboxRefused, with the failed step and the remedy, if there is none."""
         ...
 
     async def start(self, spec: SandboxSpec) -> Sandbox:
-        """A new sandbox; waits while too many are open. Raises BadRequest, SandboxRefused, Unavailable."""
+        """Start a sandbox; waits while too many are open. Raises BadRequest, SandboxRefused, Unavailable."""
         ...
 
     async def close(self) -> None:
@@ -499,11 +499,11 @@ class Backend(Protocol):
         ...
 
 
-# ---------------------------------------------------------------- the stages of the cycle
+# ---------------------------------------------------------------- stages of the training cycle
 
 
 class TurnSource(Protocol):
-    """Where turns come from: people, or simulated worlds."""
+    """Source of turns: people, or simulated worlds."""
 
     async def collect(self) -> Sequence[Turn]: ...
 
@@ -527,7 +527,7 @@ class Publisher(Protocol):
 
 
 class Evals(Protocol):
-    """Measures a candidate against live, best and anchor on the same items, through the gateway that people use."""
+    """Evaluates a candidate against live, best and anchor on the same items, through the gateway that people use."""
 
     async def run(self, candidate: PolicyVersion, *, against: Incumbents) -> Report: ...
 

@@ -1,4 +1,4 @@
-"""Staleness arithmetic: how many optimizer steps lie between the weights that made a token and the trainer's.
+"""Staleness: the number of optimizer steps between the weights that sampled a token and the trainer's.
 
 Policy numbers count steps and never repeat. When everything newer than a release was refused, the trainer goes back to that
 release's weights but continues the numbering; a difference of numbers is then no longer a distance.
@@ -21,7 +21,9 @@ class Lineage:
     base: int = 0
 
     def lag(self, step: int, number: int) -> int:
-        """Steps between policy `number` and the weights after `step` steps. For an abandoned version the way back to `base` counts too."""
+        """Return the steps between policy `number` and the weights after `step` steps. For an abandoned version, the way back to `base`
+        counts too.
+        """
         if number >= self.first:
             return step - number
         return (step - self.first + 1) + abs(self.base - number)

@@ -1,8 +1,8 @@
-"""Logit steering: a person's few named dials, which scale shared directions over some hundred steerable tokens.
+"""Logit steering: a few named dials per person, which scale shared directions over a hundred or more steerable tokens.
 
 Per token, with logits l after the client's own biases and masks: l'[v] = l[v] + s * clip(sum_k z_k u_k[v], -2, 2) for the steerable
-tokens v, where s in [0, 1] is the largest scale at which KL(steered || base) of the token does not exceed the cap. What is sampled,
-recorded and trained on is the steered distribution.
+tokens v, where s in [0, 1] is the largest scale at which KL(steered || base) of the token does not exceed the cap. The steered
+distribution is the one that is sampled, recorded and trained on.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 CLIP = 2.0
-"""The most that dials may add to a logit or take from it, before the scale."""
+"""The most that dials may change a logit, before the scale."""
 _ROUNDING = 1e-6  # nats
-_MARGIN = 1e-6  # by which a static clip stays below its bound, for the roundings of the bias
+_MARGIN = 1e-6  # distance of a static clip from its bound, for rounding errors of the bias
 
 NO_STYLE = "none"
-"""The arm of no style."""
+"""The arm without a style."""
 MOST_SET = 3.0
-"""The largest |value| that a dial is set to by hand. One unit changes the dial's attribute by one standard deviation, for small dials."""
+"""The largest |value| that a dial may be set to by hand. For small values, one unit changes its attribute by one standard deviation."""
 
 
 @dataclass(frozen=True, eq=False)
 class Basis:
     """The directions of K dials over M steerable tokens, fitted to one version of the weights from the model's own samples.
 
-    `names`: the K dials. `tokens_M`: ascending token ids, int64. `directions_KM`: float32, what one unit of a dial adds to each logit.
+    `names`: the K dials. `tokens_M`: ascending token ids, int64. `directions_KM`: float32, the change of each logit per unit of a dial.
     `weights`: the hash of the weights that it was fitted to.
 
     Example::
@@ -73,7 +73,7 @@ class Basis:
 
     @cached_property
     def hash(self) -> str:
-        """Its name: a hash of its content."""
+        """The basis's identity: a hash of its content."""
         told = hashlib.blake2b(json.dumps([self.names, self.weights, len(self.tokens_M)]).encode(), digest_size=16)
         told.update(self.tokens_M.astype("<i8").tobytes())
         told.update(self.directions_KM.astype("<f4").tobytes())
@@ -82,10 +82,10 @@ class Basis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steering:
-    """How one answer is to be steered: a dial setting z for each direction of `basis`, as float32 values.
+    """How to steer one answer: a dial setting z for each direction of `basis`, as float32 values.
 
-    `cap`: the most KL(steered || base) of one token, in nats. `budget`: of the answer, summed over its tokens: as soon as another token at
-    the cap would exceed it, the rest of the answer is the base model's.
+    `cap`: the most KL(steered || base) of one token, in nats. `budget`: the most over the answer, summed over its tokens. As soon as
+    another token at the cap would exceed it, the rest of the answer is the base model's.
 
     Example: ``Steering(basis=basis, dials=(0.5,), cap=0.1, budget=3.0)``
     """
@@ -97,9 +97,9 @@ class Steering:
 
 
 def static_clip(asked: Steering, tokens: int, divisor: float) -> float:
-    """The most that a bias, the same at each of `tokens` tokens, may move a logit so that it breaks neither cap nor budget, wherever.
+    """Return the most that a bias that is the same at all `tokens` tokens may change a logit without ever exceeding cap or budget.
 
-    If all changes of logits over `divisor` (the temperature) lie within a range of rho, KL(steered || base) <= rho^2 / 8: the KL divergence
+    If all changes of logits over `divisor` (the temperature) are within a range of rho, KL(steered || base) <= rho^2 / 8: the KL divergence
     is the integral of t Var_t(change) over t in [0, 1], and a variance is at most rho^2 / 4 (Popoviciu 1935). Example: 0.447 for 0.1 nats.
     """
     nats = min(asked.cap, asked.budget / max(1, tokens))
@@ -108,14 +108,14 @@ def static_clip(asked: Steering, tokens: int, divisor: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steered:
-    """How an answer was steered, as recorded with the turn: the basis by its hash, and what came of it.
+    """How an answer was steered, as recorded with the turn: the basis by its hash, and the measured effect.
 
-    `tokens`: how many of its first tokens were steered; later ones, from the opening of a tool call on or once the budget was spent, are
-    the base model's. `gaps`: runs [start, stop) of tokens between them that are the base model's, because they stand in fenced code.
-    `kl`: the sum of KL(steered || base) over the steered tokens, in nats. `clip`: the most that dials could move a logit before the scale.
-    With a static bias (`static_clip`) `kl` is an upper bound, and there are no features. `features`: for each dial the sum over them of
-    (u[token] - E[u]) / T, with E under the steered distribution and the temperature T (1 if greedy): the gradient of the answer's
-    log-probability with respect to the dial, where neither the clip nor the cap binds.
+    `tokens`: the number of steered tokens; tokens after the last of them, from the opening of a tool call or the end of the budget on, are
+    the base model's. `gaps`: runs [start, stop) of tokens in between that are the base model's, because they are in fenced code.
+    `kl`: the sum of KL(steered || base) over the steered tokens, in nats. `clip`: the most that dials could change a logit before the
+    scale. With a static bias (`static_clip`) `kl` is an upper bound, and there are no features. `features`: for each dial the sum over the
+    tokens of (u[token] - E[u]) / T, with E under the steered distribution and the temperature T (1 if greedy): the gradient of the
+    answer's log-probability with respect to the dial, where neither the clip nor the cap binds.
 
     Example: ``Steered(basis="9c1f", dials=(0.5,), cap=0.1, budget=3.0, tokens=24, kl=0.4, features=(1.3,))``
     """
@@ -132,11 +132,11 @@ class Steered:
 
     @property
     def end(self) -> int:
-        """The place in the answer behind the last steered token."""
+        """The position after the last steered token of the answer."""
         return self.tokens + sum(stop - start for start, stop in self.gaps)
 
     def fault(self, length: int) -> str:
-        """What in the record cannot be true of an answer of `length` tokens; "" if nothing is."""
+        """Return what in the record cannot be true of an answer of `length` tokens; "" if nothing is wrong."""
         bounds = [*(place for gap in self.gaps for place in gap), self.end]
         if self.tokens < 0 or self.end > length or bounds[0] < 0 or any(a >= b for a, b in pairwise(bounds)):
             return f"{self.tokens} steered tokens with the gaps {self.gaps} do not fit an answer of {length}"
@@ -152,7 +152,7 @@ class Steered:
         return ""
 
 
-# ---------------------------------------------------------------- what a person sets, and is shown
+# ---------------------------------------------------------------- settings and views of a person's dials
 
 
 class SetBy(StrEnum):
@@ -164,8 +164,8 @@ class SetBy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialSet:
-    """A person's dials as set by hand: from now on a dial named here has this value as its prior mean, or, if None, its prior back. No
-    dials: all return to the prior. `dials` is None once the person was forgotten.
+    """A person's dials as set by hand: from now on each dial named here has this value as its prior mean, or, if None, its own prior again.
+    No dials: all return to their priors. `dials` is None once the person was forgotten.
 
     Example: ``DialSet(id="d1", tenant="acme", user="ann", at=12.0, by=SetBy.PERSON, dials={"brief": 0.5, "lists": None})``
     """
@@ -179,12 +179,12 @@ class DialSet:
 
     @property
     def person(self) -> tuple[str, str]:
-        """Whose dials they are."""
+        """The person whose dials they are."""
         return (self.tenant, self.user)
 
 
 class NotSteered(StrEnum):
-    """Why none of a person's answers lean."""
+    """Why none of a person's answers are steered."""
 
     MODE = "mode"
     TENANT = "tenant"
@@ -196,7 +196,7 @@ class NotSteered(StrEnum):
 
     @property
     def words(self) -> str:
-        """The reason, and what changes it, for people."""
+        """The reason and its remedy, for people."""
         return _REASONS[self]
 
 
@@ -215,8 +215,8 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialView:
-    """One dial of a person, in units of the dial: `value` is the posterior mean, `low` to `high` its 95% credible interval. `held`: what it
-    was set to by hand, if it was. `words`: the same for people.
+    """One dial of a person, in units of the dial: `value` is the posterior mean, `low` to `high` its 95% credible interval. `held`: the
+    value set by hand, if any. `words`: the same for people.
 
     Example: ``DialView(name="lists", value=-0.6, low=-1.0, high=-0.2, held=None, words="fewer lists, sure")``
     """
@@ -231,8 +231,8 @@ class DialView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StyleView:
-    """One style of a person: `value` is by how much more a rating is expected with it than without any, from 0 to 1, and `low` to `high`
-    its 95% credible interval. `chance`: with what probability their next conversation is dealt it; None while it is not approved.
+    """One style of a person: `value` is the expected increase of a rating (0 to 1) with it rather than without a style, and `low` to `high`
+    its 95% credible interval. `chance`: the probability that their next conversation gets it; None while it is not approved.
 
     Example: ``StyleView(name="concise", value=0.11, low=0.02, high=0.2, chance=0.84)``
     """
@@ -246,7 +246,7 @@ class StyleView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StylesView:
-    """What is known of a person's styles, "none" included. `held`: the one that they set by hand. `off`: why they are dealt none.
+    """What is known about a person's styles, including "none". `held`: the style set by hand. `off`: why they are assigned none.
 
     Example: ``StylesView(styles=(), held=None, off=NotSteered.STYLES)``
     """
@@ -257,7 +257,7 @@ class StylesView:
     ratings: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON's types, numbers rounded to four digits."""
+        """Return it as JSON types, numbers rounded to four digits."""
         listed = [
             {
                 "name": each.name,
@@ -274,11 +274,11 @@ class StylesView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PersonView:
-    """What is known of a person's wishes. Answers lean by `scale` times the dials' values, 1 or less, to stay within the cap on KL.
+    """What is known about a person's preferences. Answers are steered by `scale`, at most 1, times the dials' values, within the cap on KL.
 
-    `ratings`: rated answers since the last return to the prior, at `reset_at` (Unix seconds). `resets`: how often one came by itself.
-    `strikes`: how often one came by reported answers, which halves the cap. `nats`: the KL divergence that the person's answers have spent
-    since their first rating. `off`: why none of their answers lean; None if they do. `styles`: None where there are none.
+    `ratings`: rated answers since the last return to the prior, at `reset_at` (Unix seconds). `resets`: the number of automatic returns.
+    `strikes`: the number of returns caused by reported answers, which halve the cap. `nats`: the KL divergence spent by the person's
+    answers since their first rating. `off`: why none of their answers are steered; None if they are. `styles`: None if there are none.
 
     Example: ``PersonView(dials=(), scale=1.0, off=NotSteered.BASIS)``
     """
@@ -294,7 +294,7 @@ class PersonView:
     styles: StylesView | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON's types, numbers rounded to four digits."""
+        """Return it as JSON types, numbers rounded to four digits."""
         dials = [
             {
                 "name": dial.name,
@@ -323,15 +323,15 @@ class PersonView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialPrior:
-    """An empirical-Bayes prior of people's dials, fitted to what people's ratings said who consented to it; the newest row counts.
+    """An empirical-Bayes prior of people's dials, fitted to the ratings of people who consented to that; the newest row counts.
 
-    It names nobody. `names`: the hash of the dials' names; `number` counts the fits. `people`: how many the shared mean
-    was fitted to, 0 if they were too few, so that nothing is known of the population. Numbers are over K slopes and, last, the mean
+    It names nobody. `names`: the hash of the dials' names; `number` counts the fits. `people`: the number of people that the shared mean
+    was fitted to, 0 if they were too few, so that nothing is known about the population. Vectors are over K slopes and, last, the mean
     reward (D = K + 1): `mean`, and by rows the lower triangles of two covariances, of people `within` one organisation and of
-    organisations' means (`between`). `organisations`: of tenants with a level of their own, the number of people and their mean.
+    organisations' means (`between`). `organisations`: for tenants with a level of their own, the number of people and their mean.
     `upto`: the last row of the log that had been read. `sigma`: with differential privacy, the noise multiplier of this release; `people`
-    is then noised too, and how many would tell as much without noise. 0: no noise, and nothing is promised. Numbers count over all names,
-    so that of gateways that write at once, under whatever names, only the first spends of the privacy budget.
+    is then noisy too, and is the number that would tell as much without noise. 0: no noise, and no guarantee. Fits are numbered over all
+    names, so if several gateways write at once, under whatever names, only the first spends from the privacy budget.
 
     Example::
 

@@ -1,4 +1,4 @@
-"""Weights as bytes, and the records of loading them into a slot and of learning them in a step."""
+"""Weights as bytes, and the results of loading them into a slot and of learning them in a step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ITEMSIZES: Mapping[str, int] = {
     **dict.fromkeys(("U32", "I32", "F32"), 4),
     **dict.fromkeys(("U64", "I64", "F64"), 8),
 }
-"""The closed list of dtypes (safetensors names) and their bytes per element."""
+"""All supported dtypes (safetensors names) and their bytes per element."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +59,7 @@ class WeightPart:
 
 
 def chunks_of(name: str, array: WeightArray) -> Iterator[tuple[ChunkName, NDArray[np.uint8]]]:
-    """A tensor's chunks by name, not copied; an empty tensor has none."""
+    """Yield a tensor's chunks by name, not copied; an empty tensor has none."""
     step = CHUNK_ELEMENTS * ITEMSIZES[array.dtype]
     for index, start in enumerate(range(0, array.data.nbytes, step)):
         yield (name, index), array.data[start : start + step]
@@ -75,7 +75,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swap:
-    """The cost of a hot swap: the seconds during which no token could be made, and the number of streams that continued across it."""
+    """The cost of a hot swap: the seconds during which no token could be sampled, and the number of streams that continued across it."""
 
     slot: str
     policy: PolicyVersion

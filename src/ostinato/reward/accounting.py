@@ -1,4 +1,4 @@
-"""Counts the turns by state, from the desk's own fold."""
+"""Turn accounting: the number of turns in each state, from the desk's own fold."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ostinato.reward.surrogate import SurrogateQuality
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantCoverage:
-    """A tenant's feedback: the usual share of turns with feedback, and how many turns that rests on.
+    """A tenant's feedback: the usual share of turns with feedback, and the number of turns behind it.
 
     Example: ``TenantCoverage(usual=0.62, turns=4100, alarm=False)``
     """
@@ -36,9 +36,9 @@ class Accounting:
     been trained on, `foreign` were about another tenant's turn, `moot` about a turn that gets no reward, `excess` exceeded the
     limit per turn; `orphans` wait for a turn that is not in the log, `forgotten` waited in vain.
 
-    `used`: of people's last turns that could teach, the share that was trained on; None while too few were decided. `stale`: of the tokens
-    of rollouts that were taken, the share that was too stale, by the number of its turn in the rollout; empty if none was. `surrogate`: by
-    tenant, how well late rewards were predicted.
+    `used`: the share of people's recent trainable turns that was trained on; None while too few were decided. `stale`: the share of
+    rollouts' tokens that was too stale to be trained on, by the turn's number in the rollout; empty if none was. `surrogate`: by tenant,
+    how well late rewards were predicted.
 
     Example: ``Accounting(ingested=5, trained=2, held={"arm:control": 1, "finish:abort": 1}, waiting=1, rewarded=4)``
     """
@@ -73,9 +73,9 @@ class Accounting:
 
 
 async def account(log: Log, folds: Folds | None = None, config: RewardConfig | None = None) -> Accounting:
-    """The counts of the desk's fold, read on from its last snapshot, in memory that grows with the open turns only.
+    """Compute the counts of the desk's fold, read on from its last snapshot, in memory that grows only with the open turns.
 
-    Without a snapshot, and if the log's first rows were dropped, counting starts at the first row left. `config` is the desk's.
+    Without a snapshot, and if the log's first rows were dropped, counting starts at the first remaining row. `config` is the desk's.
     """
     reading = LedgerFollower(log, config or RewardConfig(), folds)
     await reading.catch_up(saving=False)
@@ -83,7 +83,7 @@ async def account(log: Log, folds: Folds | None = None, config: RewardConfig | N
 
 
 def of_ledger(ledger: TurnLedger) -> Accounting:
-    """The counts of a ledger."""
+    """Return the counts of a ledger."""
     counts, alarms = ledger.counts, ledger.alarms
     open_turns = [
         entry.facts for turn, entry in ledger.open.items() if entry.facts.hold is None and turn not in ledger.to_hold
@@ -117,7 +117,7 @@ def of_ledger(ledger: TurnLedger) -> Accounting:
 
 
 def _stale_shares(counts: Mapping[str, int]) -> dict[str, float]:
-    """By band of turn numbers, the share of rollouts' tokens that was too stale; empty if none was."""
+    """Return the share of rollouts' tokens that was too stale, by band of turn numbers; empty if none was."""
     mark = "tokens of turns "
     bands = {name.partition(mark)[2] for name in counts if mark in name}
     pairs = {band: (counts.get(f"stale {mark}{band}", 0), counts.get(f"taken {mark}{band}", 0)) for band in bands}

@@ -1,15 +1,16 @@
-"""Which of the desk's alarms stand, as the log says, and which have to be raised or cleared: the reward function fails, feedback does not
-arrive, or most turns that could teach are not trained on.
+"""The desk's alarms, as a fold of the log: the reward function fails, feedback stops arriving, or most trainable turns go unused.
 
-How much feedback is usual, and whether there is too little of it for silence to mean anything. Each tenant's turns are observed in the
+Coverage is the share of turns with feedback. If it drops too far, silence no longer means anything. Each tenant's turns are observed in the
 order in which their rewards were decided, each with feedback or without. The usual share of turns with feedback is an exponentially
 weighted mean. A sequential test (CUSUM: Page 1954, Biometrika 41) watches for a drop: S = max(0, S + log likelihood ratio) of "nearly
 nothing arrives" (a twentieth of the usual share) against "at least half of the usual share arrives"; the alarm is due when S reaches log
-N. If each turn has feedback with its own probability of at least half the usual share, two false alarms are N turns apart on average, or
-more (Lorden 1971, Ann. Math. Stat. 42). A null of half the usual share leaves room for the estimate's error and for users who say little.
-The usual share is learned from turns up to the last time that S was 0, so that the silence under test does not count as usual; while the
-alarm stands it is frozen, and the same test with its hypotheses exchanged detects when feedback is back. Each of a tenant's signals is
-watched in the same way, since a product may lose one kind and go on with the others.
+N. If each turn has feedback with its own probability of at least half the usual share, the mean number of turns between two false alarms
+is at least N (Lorden 1971, Ann. Math. Stat. 42). A null hypothesis of half the usual share leaves room for the estimate's error and for
+users who give little feedback.
+
+The usual share is estimated from turns up to the last time that S was 0, so that the silence under test does not count as usual. While
+the alarm stands the estimate is frozen, and the same test with its hypotheses exchanged detects when feedback is back. Each signal name of
+a tenant is watched in the same way, since a product may lose one kind of signal while the others continue.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from ostinato.reward.config import CoverageConfig
 # ---------------------------------------------------------------- coverage
 
 
-MEMORY = 2000.0  # turns
-LEAST_COVERED = 20.0  # turns with feedback that the usual share must rest on
-STILL_USUAL, NEARLY_NOTHING = 0.5, 0.05  # parts of the usual share: the test's two hypotheses
-FALSE_COMFORT = 5e3  # silent turns between two false all-clears, at least and on average
+MEMORY = 2000.0  # time constant of the exponentially weighted means, in turns
+LEAST_COVERED = 20.0  # least number of turns with feedback behind the usual share
+STILL_USUAL, NEARLY_NOTHING = 0.5, 0.05  # fractions of the usual share: the test's two hypotheses
+FALSE_COMFORT = 5e3  # least mean number of silent turns between two false all-clears
 
 
 @dataclass(slots=True, kw_only=True)
 class Coverage:
-    """One tenant's feedback. `turns` counts all matured turns, `silent` the latest turns in a row without feedback.
+    """One tenant's feedback. `turns` counts all matured turns, `silent` the most recent run of turns without feedback.
 
-    `weight` and `covered` are the weighted counts of turns and of turns with feedback; `recent` and `recent_heard` count the turns
+    `weight` and `covered` are the weighted counts of turns and of turns with feedback. `recent` and `recent_heard` count the turns
     that are not included in them yet, because they may belong to an outage.
     """
 
@@ -56,7 +57,7 @@ class Coverage:
         return self.covered / self.weight if self.weight else 0.0
 
     def see(self, heard: bool, *, standing: bool, config: CoverageConfig) -> None:
-        """Take in one matured turn. `standing`: the alarm has been raised."""
+        """Take in one matured turn. `standing`: the alarm is raised."""
         ratio = self._ratio(heard)
         if standing:
             self.rising = max(0.0, self.rising - ratio)
@@ -79,7 +80,7 @@ class Coverage:
         return self.rising >= math.log(FALSE_COMFORT)
 
     def settle(self) -> None:
-        """An alarm was raised or cleared: restart both tests, and leave the turns that led to it out of the usual share."""
+        """Restart both tests after an alarm was raised or cleared, and leave the turns that led to it out of the usual share."""
         self.falling = self.rising = 0.0
         self.recent = self.recent_heard = 0
 
@@ -90,34 +91,34 @@ class Coverage:
         self.recent = self.recent_heard = 0
 
     def _ratio(self, heard: bool) -> float:
-        """The log likelihood ratio of one turn."""
+        """Return the log likelihood ratio of one turn."""
         usual, nothing = STILL_USUAL * self.usual, NEARLY_NOTHING * self.usual
         if not usual:
             return 0.0
         return math.log(nothing / usual) if heard else math.log((1.0 - nothing) / (1.0 - usual))
 
 
-# ---------------------------------------------------------------- use
+# ---------------------------------------------------------------- share of trainable turns that were trained on
 
 
-LEAST_DECIDED = 100.0  # turns that a share of use must rest on
-TOO_FEW_USED, ENOUGH_USED = 0.5, 0.6  # shares below which the alarm is raised, and above which it is cleared
+LEAST_DECIDED = 100.0  # least number of decided turns behind the share
+TOO_FEW_USED, ENOUGH_USED = 0.5, 0.6  # the alarm is raised below the first share and cleared above the second
 REMEDIES: Mapping[str, str] = {
-    "stale": "the trainer was too many steps further: set learn.batch = 'auto', raise reward.batch_tokens or ship more often",
+    "stale": "the trainer was too many steps ahead: set learn.batch = 'auto', raise reward.batch_tokens or ship more often",
     "greedy": "clients ask for temperature 0, which explores nothing: override it in serve.sampling",
     "cold": "clients ask for a temperature below reward.min_temperature: override it in serve.sampling",
     "top_p": "clients ask for a top_p below 1: override it in serve.sampling, or serve with the embedded engine",
     "too_few": "too few turns came for a batch: lower learn.batch",
-    "passed_over": "a step cannot hold all that is said: raise reward.batch_tokens, or give the trainer a faster machine",
+    "passed_over": "a step cannot hold all turns with a reward: raise reward.batch_tokens, or give the trainer a faster machine",
     "untaken": "the trainer waited for the gate: ship more often",
     "too_long": "they have too many tokens: raise reward.batch_tokens",
 }
-"""Why people's turns that could have taught are not trained on, and what to do about it."""
+"""Why trainable turns of people are not trained on, and what to do about it."""
 
 
 @dataclass(slots=True)
 class TrainedShare:
-    """What became of people's last turns that could teach: weighted counts by outcome, "trained" or a key of `REMEDIES`."""
+    """Outcomes of people's most recent trainable turns: weighted counts by outcome, "trained" or a key of `REMEDIES`."""
 
     counts: dict[str, float] = field(default_factory=dict[str, float])
 
@@ -127,15 +128,15 @@ class TrainedShare:
         self.counts[outcome] = self.counts.get(outcome, 0.0) + 1.0
 
     def share(self, waiting: int = 0) -> float | None:
-        """The share that was trained on; None while that cannot be said: too few turns were decided, or, before the first batch, more
-        wait for it.
+        """Return the share that was trained on; None while it is unknown, because too few turns were decided, or because there was no batch
+        yet and more turns wait for the first one.
         """
         decided = sum(self.counts.values())
         trained = self.counts.get("trained", 0.0)
         return None if decided < LEAST_DECIDED or (not trained and waiting >= decided) else trained / decided
 
     def reason(self) -> str:
-        """The share in words, with the commonest reasons for losses and the first one's remedy."""
+        """Describe the share, the commonest reasons for losses, and the first reason's remedy."""
         decided = sum(self.counts.values())
         lost = sorted((name for name in self.counts if name != "trained"), key=lambda name: -self.counts[name])
         causes = ", ".join(f"{100 * self.counts[name] / decided:.0f}% {name}" for name in lost[:3])
@@ -152,10 +153,10 @@ UNUSED = "unused"
 COVERAGE = "coverage:"
 SIGNAL = "signal:"
 SURROGATE, SURROGATE_GAP = "surrogate:", "surrogate_gap:"
-MOST_NAMES = 16  # signals of a tenant that are watched
-GONE = 10_000  # turns without a signal after which it is taken as given up, and not as lost
+MOST_NAMES = 16  # most signal names of a tenant that are watched
+DISCONTINUED_AFTER = 10_000  # turns without a signal after which it counts as discontinued, not as lost
 FAILURES = ("reward_failed", "reward_hung", "reward_nonsense")
-ALL_CLEAR = 20  # rewards in a row after which a reward function that failed counts as sound
+REWARDS_TO_CLEAR = 20  # rewards in a row after which a failed reward function counts as working again
 
 
 @dataclass(slots=True)
@@ -165,18 +166,18 @@ class _Alarm:
 
 
 class Alarms:
-    """Folds the events that bear on alarms. An alarm stands from its row in the log on, for every reader of the log.
+    """Folds the events that matter for alarms. An alarm stands from its row in the log on, for every reader of the log.
 
     `coverages` holds each tenant's feedback; `due` yields the rows to write next. Rows are numbered from `start`, the place in the
-    log that the fold began after: there were fewer alarms than rows before it, so that no number comes twice.
+    log after which the fold began: there were fewer alarms than rows before it, so no number occurs twice.
     """
 
     def __init__(self, config: CoverageConfig, start: int = 0) -> None:
         self._config = config
         self._start = start
         self._known: dict[str, _Alarm] = {}
-        self._failures: dict[str, str] = {}  # by function, the last failure since its alarm's last row
-        self._sound: Counter[str] = Counter()  # and rewards in a row since then
+        self._failures: dict[str, str] = {}  # by function: the last failure since its alarm's last row
+        self._sound: Counter[str] = Counter()  # by function: rewards in a row since its last failure or alarm row
         self.coverages: dict[str, Coverage] = {}
         self.signals: dict[str, dict[str, Coverage]] = {}  # by tenant and by name
         self.use = TrainedShare()
@@ -186,34 +187,34 @@ class Alarms:
         return [name for name, alarm in self._known.items() if alarm.standing]
 
     def silenced(self, tenant: str) -> bool:
-        """True while the tenant's silence is not believed."""
+        """Return True while the tenant's silence is not trusted."""
         return self._stands(COVERAGE + tenant)
 
     def decided(self, tenant: str, *, heard: bool, names: AbstractSet[str] = frozenset()) -> None:
-        """Count a delivered turn whose reward was decided, with feedback (`heard`) or without; `names` are those of its signals."""
+        """Count a delivered turn whose reward was decided, with feedback (`heard`) or without; `names` are the names of its signals."""
         coverage, silenced = self.coverages.setdefault(tenant, Coverage()), self.silenced(tenant)
         coverage.see(heard, standing=silenced, config=self._config)
         signals = self.signals.setdefault(tenant, {})
         for name in sorted(names - signals.keys())[:MOST_NAMES]:
-            if len(signals) == MOST_NAMES:  # one that is hardly ever said makes room
+            if len(signals) == MOST_NAMES:  # the rarest signal makes room, unless it is usual
                 rarest = min(signals, key=lambda each: (signals[each].covered + signals[each].recent_heard, each))
                 if signals[rarest].covered >= LEAST_COVERED or self._stands(_signal_alarm(tenant, rarest)):
                     break
                 del signals[rarest]
             signals[name] = Coverage()
-        for name, each in () if silenced else signals.items():  # one alarm says that all feedback is lost
+        for name, each in () if silenced else signals.items():  # the tenant's own alarm says that all feedback is lost
             each.see(name in names, standing=self._stands(_signal_alarm(tenant, name)), config=self._config)
 
     def answered(self, function: str = FUNCTION) -> None:
-        """The reward function, or the one of late rewards, made a reward."""
+        """Note that the reward function, or the function of late rewards, computed a reward."""
         self._sound[function] += 1
 
     def failed(self, reason: str, function: str = FUNCTION) -> None:
-        """The reward function, or the one of late rewards, failed."""
+        """Note that the reward function, or the function of late rewards, failed."""
         self._failures[function], self._sound[function] = reason, 0
 
     def apply(self, row: Alarm) -> None:
-        """Take in a row about one of the desk's alarms; other alarms are ignored."""
+        """Take in an alarm row; rows about other components' alarms are ignored."""
         own = row.name.startswith((COVERAGE, SIGNAL, SURROGATE, SURROGATE_GAP))
         if row.name not in (*FUNCTIONS, UNUSED) and not own:
             return
@@ -227,18 +228,18 @@ class Alarms:
                 for name, coverage in signals.items():
                     if _signal_alarm(tenant, name) == row.name:
                         coverage.settle()
-                        if coverage.silent >= GONE:
+                        if coverage.silent >= DISCONTINUED_AFTER:
                             coverage.weight = coverage.covered = 0.0
         elif row.name.startswith(COVERAGE):
             self.coverages.setdefault(row.name.removeprefix(COVERAGE), Coverage()).settle()
 
     def due(self, at: float, waiting: int = 0) -> Iterator[Alarm]:
-        """The rows that have to be written now. `waiting`: people's turns that may yet be trained on."""
+        """Yield the alarm rows that have to be written now. `waiting`: the number of people's turns that may still be trained on."""
         for name in FUNCTIONS:
             standing, sound = self._stands(name), self._sound[name]
             if not standing and name in self._failures:
                 yield self.row(name, AlarmState.RAISED, self._failures[name], at)
-            elif standing and sound >= ALL_CLEAR:
+            elif standing and sound >= REWARDS_TO_CLEAR:
                 yield self.row(name, AlarmState.CLEARED, f"{sound} rewards in a row", at)
         for tenant in self.coverages:
             yield from self._coverage(tenant, at)
@@ -254,12 +255,12 @@ class Alarms:
     def row(
         self, name: str, state: AlarmState, reason: str, at: float, detail: Mapping[str, Any] | None = None
     ) -> Alarm:
-        """The next row about `name`; its id is determined by the rows of the log before it."""
+        """Return the next row about `name`; its id is determined by the rows of the log before it."""
         number = self._start + self._known.get(name, _Alarm()).rows + 1
         return Alarm(id=f"{name}:{number}", name=name, state=state, reason=reason, at=at, detail=detail or {})
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything, as JSON's types."""
+        """Return the whole state as JSON types."""
         return {
             "known": {name: [alarm.standing, alarm.rows] for name, alarm in self._known.items()},
             "coverages": {tenant: asdict(each) for tenant, each in self.coverages.items()},
@@ -273,7 +274,7 @@ class Alarms:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `snapshot`."""
+        """Restore the state from a `snapshot`."""
         self._known = {name: _Alarm(*pair) for name, pair in state["known"].items()}
         self.coverages = {tenant: Coverage(**each) for tenant, each in state["coverages"].items()}
         self.signals = {
@@ -295,14 +296,14 @@ class Alarms:
             yield self.row(name, AlarmState.CLEARED, "reward.coverage is switched off", at, detail)
         elif standing and coverage.is_back():
             yield self.row(name, AlarmState.CLEARED, f"{signal!r} is back", at, detail)
-        elif standing and coverage.silent >= GONE:
-            yield self.row(name, AlarmState.CLEARED, f"{signal!r} is taken as given up", at, detail)
+        elif standing and coverage.silent >= DISCONTINUED_AFTER:
+            yield self.row(name, AlarmState.CLEARED, f"{signal!r} counts as discontinued", at, detail)
         elif self._config.enabled and not standing and coverage.fallen_silent(self._config):
             if self.coverages[tenant].falling > coverage.falling / 2:
-                return  # other feedback falls silent, too: that has its own alarm
+                return  # other feedback stops too, which has its own alarm
             reason = (
                 f"no {signal!r} for {coverage.silent} turns, where {100 * coverage.usual:.0f}% of turns usually have it, while other "
-                "feedback arrives: what is learned now lacks it. Look at what sends it, and whether a new version of the product still does"
+                "feedback arrives: what is learned now lacks it. Check what sends it, and whether a new version of the product still does"
             )
             yield self.row(name, AlarmState.RAISED, reason, at, detail)
 

@@ -1,8 +1,9 @@
-"""Backtest of a reward function: what it would have given the turns of a log, beside the rewards that they got. Writes nothing.
+"""Backtest of a reward function: the rewards that it would have given the turns of a log, compared with those recorded. Writes nothing.
 
-The function is asked when the reward desk would have asked it, with the signals received by then: once the answer was delivered, at each
-signal, and when it said `Pending` until. So a function that does not wait for its window is seen to decide before people reacted. What the
-desk does beyond one turn, such as holding back silent turns while feedback fails to arrive (`coverage`), is not repeated.
+The function is called when the reward desk would have called it, with the signals received by then: once the answer was delivered, at each
+signal, and at the times that it returned as `Pending`. So the backtest shows if a function that does not wait for its window decides before
+people reacted. Rules of the desk beyond one turn, such as holding back silent turns while feedback fails to arrive (`coverage`), are not
+repeated.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from ostinato.reward.baseline import Floats
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit import of_world
 from ostinato.reward.ledger import GOLD, UNDELIVERED, kind_of
-from ostinato.reward.ledger_entries import TEACHING_ARMS, Gold, needs_reward, nobody, untrainable
+from ostinato.reward.ledger_entries import TEACHING_ARMS, Gold, needs_reward, no_gold, untrainable
 from ostinato.reward.protocol import Answer, Asker, Failure, RewardRequest, Unloadable
-from ostinato.reward.runners import LOST
+from ostinato.reward.runners import LOSS_REASONS
 
-CHUNK = 100  # turns asked about at once
-# processes that a function may cost before nothing more is asked: one that always hangs must not take hours
+CHUNK = 100  # turns per round of questions
+# lost processes after which nothing more is asked, so that a function that always hangs does not take hours
 MOST_LOST = 5
-_MOST_EARLY = 100_000  # signals whose turns have not been read yet
+_MOST_EARLY = 100_000  # most signals that are kept until their turns are read
 WAITING, GIVEN_UP = "waiting", "given_up"
 
 # ---------------------------------------------------------------- the turns of a log
@@ -38,7 +39,7 @@ WAITING, GIVEN_UP = "waiting", "given_up"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardOutcome:
-    """A turn's reward, or why it has none: `reason` is "" with a value, "waiting" while its window is open, else as a quarantine's.
+    """A turn's reward, or why it has none: `reason` is "" with a value, "waiting" while the window is open, else a quarantine's reason.
 
     Example: ``RewardOutcome(reason="no_reward:silence")``
     """
@@ -49,10 +50,10 @@ class RewardOutcome:
 
 @dataclass(slots=True, kw_only=True)
 class PastTurn:
-    """A turn that was served to a person, and what was said about it. `hold`: why it is never learned from, None if it may be.
+    """A turn that was served to a person, with its signals. `hold`: why it is never learned from, None if it may be.
 
-    `delivered_at` is in Unix seconds, None if no delivery is on record; `recorded` is what the reward desk decided, None if nothing yet;
-    where a late reward was predicted, what the function gave.
+    `delivered_at` is in Unix seconds, None if no delivery is on record. `recorded` is what the reward desk decided, None if nothing yet;
+    if a late reward was predicted, the function's own value.
     """
 
     seq: Cursor
@@ -73,10 +74,10 @@ async def past_turns(
     *,
     since: float,
     limit: int,
-    gold: Gold = nobody,
+    gold: Gold = no_gold,
     arms: Collection[Arm] = TEACHING_ARMS,
 ) -> list[PastTurn]:
-    """The newest `limit` turns (0: all) that people were served and that ended at `since` (Unix seconds) or later, oldest first.
+    """Return the newest `limit` turns (0: all) that people were served and that ended at `since` (Unix seconds) or later, oldest first.
 
     Rollouts in simulated worlds are left out, since programs decide their rewards, and so are turns that need no reward.
     """
@@ -86,7 +87,7 @@ async def past_turns(
         found = await _read(log, config, start, since, gold, arms)
         if not limit or start <= horizon or len(found) >= limit:
             return list(found.values())[-limit:]
-        count *= 4  # evaluations and rollouts are turns, too
+        count *= 4  # evaluations and rollouts are turns too, so read further back
 
 
 async def _read(
@@ -106,7 +107,7 @@ async def _read(
                     ended_at=row.ended_at,
                     hold=hold or (GOLD if gold(row.tenant, row.user) else None),
                     redacted=row.redacted,
-                    delivered_at=row.ended_at if row.finish is Finish.LEFT else None,  # as much as its client took
+                    delivered_at=row.ended_at if row.finish is Finish.LEFT else None,  # its client got this part
                 )
                 past.signals += early.claim(row.tenant, row.id)
             case Delivered():
@@ -114,9 +115,9 @@ async def _read(
                     if turn in found and found[turn].delivered_at is None:
                         found[turn].delivered_at = row.at
             case Signal():
-                _hear(found, early, row)
+                _collect_signal(found, early, row)
             case Reward() if row.turn in found and found[row.turn].recorded is None:
-                value = dict(row.early).get("reward", row.value)  # the function's own, if a late reward was predicted
+                value = dict(row.early).get("reward", row.value)  # if predicted, the function's own value
                 found[row.turn].recorded = RewardOutcome(value=value)
             case Quarantine() if row.turn in found and found[row.turn].recorded is None:
                 found[row.turn].recorded = RewardOutcome(reason=row.reason)
@@ -125,16 +126,16 @@ async def _read(
     return found
 
 
-def _hear(found: Mapping[str, PastTurn], early: PendingSignals[Signal], row: Signal) -> None:
+def _collect_signal(found: Mapping[str, PastTurn], early: PendingSignals[Signal], row: Signal) -> None:
     if row.name in LATE and row.id == late_id(row.turn):
-        return  # the desk's own: no function is asked with it
+        return  # written by the desk itself, which never passes it to a function
     if row.turn not in found:
         early.add(row.tenant, row.turn, row)
     elif row.tenant == found[row.turn].tenant:
         found[row.turn].signals.append(row)
 
 
-# ---------------------------------------------------------------- asking again
+# ---------------------------------------------------------------- calling the function again
 
 
 async def backtest(
@@ -145,9 +146,9 @@ async def backtest(
     now: float,
     on_turns: Callable[[int], None] = lambda _: None,
 ) -> dict[str, RewardOutcome]:
-    """What a reward function would have decided about each turn by `now` (Unix seconds). `on_turns` is told how many are done.
+    """Return what a reward function would have decided about each turn by `now` (Unix seconds). `on_turns` gets the numbers of turns done.
 
-    Whatever the function does about one turn, the others are asked about, until it has cost `MOST_LOST` processes: the rest is then
+    A failure of the function affects only its turn, until it has cost `MOST_LOST` processes; the remaining turns are then
     `given_up`. Raises BadConfig if the function cannot be loaded at the start.
     """
     await asker.open()
@@ -169,7 +170,7 @@ async def backtest(
             for question, answer in zip(asked, answers, strict=True):
                 if answer is None:
                     continue  # asked again
-                lost += isinstance(answer, Failure) and answer.reason.startswith(LOST)
+                lost += isinstance(answer, Failure) and answer.reason.startswith(LOSS_REASONS)
                 found = _decide(known[question.turn.id], question.now, answer, config, now)
                 if isinstance(found, RewardOutcome):
                     decided[question.turn.id] = found
@@ -187,7 +188,7 @@ def _question(past: PastTurn, turn: Turn, at: float, config: RewardConfig) -> Re
 
 
 def _decide(past: PastTurn, at: float, answer: Answer, config: RewardConfig, now: float) -> RewardOutcome | float:
-    """The outcome of an answer that was given at `at`, or when the function is asked again (Unix seconds)."""
+    """Return the outcome of an answer given at `at`, or the time at which to ask again (Unix seconds)."""
     if isinstance(answer, Failure):
         return RewardOutcome(reason=answer.reason)
     news = min((signal.received_at for signal in past.signals if signal.received_at > at), default=math.inf)
@@ -207,12 +208,12 @@ def _decide(past: PastTurn, at: float, answer: Answer, config: RewardConfig, now
     return RewardOutcome(value=answer.value)
 
 
-# ---------------------------------------------------------------- the comparison
+# ---------------------------------------------------------------- comparison
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanOfRewards:
-    """A mean with its 95% interval, people as clusters: the turns of one person are not independent. NaN where there is none.
+    """A mean with its 95% interval, clustered by person, since the turns of one person are not independent. NaN if there is none.
 
     Example: ``MeanOfRewards(turns=812, people=40, mean=0.31, lower=0.25, upper=0.37)``
     """
@@ -238,9 +239,9 @@ class FailedTurns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardSide:
-    """What one reward function gave. `values` are sorted; `without` counts the reasons of turns that got no reward.
+    """The rewards given by one function. `values` are sorted; `without` counts the reasons of turns that got no reward.
 
-    `learnable`: turns with a reward that may be learned from. `spread` is the standard deviation of their rewards: at 0 nothing is learned.
+    `learnable`: turns with a reward that may be learned from. `spread` is the standard deviation of their rewards; at 0 nothing is learned.
     """
 
     function: str
@@ -254,7 +255,7 @@ class RewardSide:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeFor:
-    """How much the rewards of a tenant's or a user's turns change in the mean, in the reward's unit. `who` is a name or a key."""
+    """The mean change of the rewards of a tenant's or a user's turns, in units of the reward. `who` is a name or a key."""
 
     who: str
     turns: int
@@ -277,10 +278,10 @@ class ChangedTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardComparison:
-    """Two reward functions on the same turns. Changes are of turns that both reward.
+    """Two reward functions on the same turns. Changes are computed over turns that both reward.
 
-    `turns` were served to people; `may_teach` of them may be learned from, whatever their reward. `correlation` is Pearson's, NaN without
-    spread: advantages are normalised, so at 1 both teach the same. `flipped` turns change from above 0 to below it or back.
+    `turns` were served to people; `may_teach` of them may be learned from, whatever their reward. `correlation` is Pearson's, NaN if one
+    side is constant: advantages are normalised, so at 1 both teach the same. `flipped` turns change their sign.
     """
 
     turns: int
@@ -308,7 +309,7 @@ def compare(
 ) -> RewardComparison:
     """Compare two functions, each given as its name and its outcomes by turn.
 
-    `rows`: how many tenants and users are named, those with the largest total change.
+    `rows`: the number of tenants and of users that are listed, those with the largest total change.
     """
     before, after = old[1], new[1]
     both: list[tuple[PastTurn, float, float]] = []
@@ -321,7 +322,7 @@ def compare(
             both.append((each, one, other))
     changes = np.array([other - one for _, one, other in both])
     pairs = np.array([(one, other) for _, one, other in both]).reshape(-1, 2)
-    flat = not both or not np.ptp(pairs, axis=0).all()  # of equal values a standard deviation may be 1e-17
+    flat = not both or not np.ptp(pairs, axis=0).all()  # a standard deviation may be 1e-17 for equal values
     largest = sorted((each for each in both if each[1] != each[2]), key=lambda each: -abs(each[2] - each[1]))
     return RewardComparison(
         turns=len(past),
@@ -372,7 +373,7 @@ def _side(past: Sequence[PastTurn], function: str, outcomes: Mapping[str, Reward
 
 
 def _mean(past: Sequence[PastTurn], values_N: Floats) -> MeanOfRewards:
-    """The mean over turns, with the cluster-robust (sandwich) standard error of people's sums of residuals, and Student's quantile."""
+    """Return the mean over turns, with a cluster-robust (sandwich) standard error by person and Student's t quantile."""
     people = {person: place for place, person in enumerate(dict.fromkeys((each.tenant, each.user) for each in past))}
     if not people:
         return MeanOfRewards(turns=0, people=0, mean=math.nan, lower=math.nan, upper=math.nan)
@@ -380,7 +381,7 @@ def _mean(past: Sequence[PastTurn], values_N: Floats) -> MeanOfRewards:
     sums = np.bincount([people[each.tenant, each.user] for each in past], values_N - mean, count)
     half = math.nan
     if count > 1:
-        from scipy import special  # takes a quarter of a second to import
+        from scipy import special  # imported here, since it takes a quarter of a second
 
         error = math.sqrt(float(sums @ sums) * count / (count - 1)) / len(past)
         half = float(special.stdtrit(count - 1, 0.975)) * error
@@ -388,7 +389,7 @@ def _mean(past: Sequence[PastTurn], values_N: Floats) -> MeanOfRewards:
 
 
 def _changes(changes: Iterable[tuple[str, float]]) -> tuple[ChangeFor, ...]:
-    """Those with a change, the largest total first: what moves the model is the sum, and what one person sees is the mean."""
+    """Return those with a change, the largest total first: the sum is what moves the model, the mean is what one person experiences."""
     by_name: defaultdict[str, list[float]] = defaultdict(list)
     for who, change in changes:
         by_name[who].append(change)

@@ -1,4 +1,4 @@
-"""Selects the turns of the next batch, in whole groups and episodes, and those that no batch will take."""
+"""Batch selection: choose the turns of the next batch, in whole groups and episodes, and find the turns that no batch will take."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ostinato.reward.ledger import FLAT, TOO_LONG
 from ostinato.reward.ledger_entries import Matured, Unit
 from ostinato.reward.response_propensity import ResponsePropensity
 
-# in a batch that is cut short: a batch of one long conversation would be a whole step on one person's word
+# least number of parts in a batch that is cut short: one long conversation must not make a whole step
 LEAST_PARTS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnablePart:
-    """A unit, or as much of an episode as may be learned from now, in the order of the log. `tokens`: see `costs`."""
+    """A unit, or the part of an episode that may be learned from now, in log order. `tokens`: see `costs`."""
 
     entries: Sequence[Matured]
     tokens: int
@@ -37,7 +37,7 @@ class LearnablePart:
 
     @property
     def first(self) -> str:
-        """The id of the first turn, which no other part has."""
+        """The id of the first turn, which identifies the part."""
         return self.entries[0].facts.id
 
     @property
@@ -47,7 +47,7 @@ class LearnablePart:
 
     @property
     def newest(self) -> Cursor:
-        """The place in the log of the last turn."""
+        """The place of the last turn in the log."""
         return self.entries[-1].facts.seq
 
     @property
@@ -60,16 +60,16 @@ class LearnablePart:
 
 
 def longest_part(config: RewardConfig, *, world: bool = False) -> int:
-    """The most tokens that a part may have; no batch takes a longer one. A group of a world's rollouts may fill a batch, since it is
-    not one person's word, and be longer than one if it is alone in it.
+    """Return the most tokens that a part may have; no batch takes a longer one. A group of a world's rollouts may fill a batch, since it is
+    not one person's feedback, and may exceed it if it is alone in it.
     """
     return max(config.batch_tokens, config.group_tokens) if world else config.batch_tokens // LEAST_PARTS
 
 
 def costs(entries: Iterable[Matured]) -> Iterator[int]:
-    """Upper bounds on the tokens that a trainer computes for the first, the first two, ... of these turns of one unit.
+    """Yield upper bounds on the tokens that a trainer computes for the first, the first two, ... of these turns of one unit.
 
-    Tokens that a turn shares with its parent, if that precedes it here, or with a turn of the same prompt are computed once: see
+    Tokens shared with the parent, if it precedes the turn here, or with a turn of the same prompt are computed once: see
     `train.packing`.
     """
     total, known, prompts = 0, dict[str, int](), set[str]()
@@ -91,13 +91,13 @@ def ready_parts(
     config: RewardConfig,
     closed: Container[Unit] = (),
 ) -> list[LearnablePart]:
-    """The parts that may be learned from now, and those that are too long for that: a group, or a single turn, beyond `longest_part`.
+    """Return the parts that may be learned from now, including too long ones: a group, or a single turn, beyond `longest_part`.
 
     A unit is a group or else an episode. It is ready when none of its turns waits for a reward. A group of rollouts must also be among
     the `closed` ones, and any other group must have had no new turn for a while, since its members are not known in advance. An episode
-    that goes on is split: once its oldest decided turn has waited `episode_wait_s`, the turns before its first open turn are ready. A
-    later part never comes first: it would teach the baseline what the earlier part's actions led to. What comes after a part is part of its
-    returns (`TurnLedger.later_returns`).
+    that continues is split: once its oldest decided turn has waited `episode_wait_s`, the turns before its first open turn are ready. A
+    later part never comes first: it would teach the baseline what the earlier part's actions led to. The returns after a part are included
+    in its returns (`TurnLedger.later_returns`).
     """
     ready: list[LearnablePart] = []
     for unit, members in _units(matured).items():
@@ -112,21 +112,21 @@ def ready_parts(
 
 
 def _between_calls(members: Sequence[Matured], fit: int) -> int:
-    """Where an episode is cut: not between the choices of one call, which do not follow each other, if a call is left before them."""
+    """Return where to cut an episode: not between choices of one call, which do not follow each other, unless nothing is left before it."""
     calls = [call_of(entry.facts.id) for entry in members[: fit + 1]]
     return next((i for i in range(fit, 0, -1) if i == len(members) or calls[i - 1] != calls[i]), fit)
 
 
-def dealt(parts: Sequence[LearnablePart], *, size: int, config: RewardConfig, every: bool = False) -> list[Matured]:
-    """At least `size` turns in whole parts, in the order of the log; fewer if no more fit into `batch_tokens`; none if too few are there.
-    `every`: not `size` turns but all that fit.
+def fair_deal(parts: Sequence[LearnablePart], *, size: int, config: RewardConfig, every: bool = False) -> list[Matured]:
+    """Return at least `size` turns in whole parts, in log order; fewer if no more fit into `batch_tokens`; none if there are too few.
+    `every`: all that fit instead of `size` turns.
 
-    Where people are served faster than the trainer learns, a queue would make every batch stale; so the newest parts are taken.
+    The newest parts are taken: where people are served faster than the trainer learns, a queue would make every batch stale.
 
     Tenants take turns: next comes the part that leaves its tenant with the smallest share of the batch, in turns or in
-    tokens, whichever is the larger (dominant resource fairness: Ghodsi et al., NSDI 2011). So a tenant gets more than another
-    only while the other has no part left that would leave it with less. It does not help to send a flood of turns, one call with
-    many samples or long prompts. A part that alone exceeds `tenant_cap` of a batch comes after its tenant's other parts. A
+    tokens, whichever is larger (dominant resource fairness: Ghodsi et al., NSDI 2011). So a tenant gets more than another
+    only while the other has no part left that would leave it with less. A flood of turns, one call with
+    many samples, or long prompts gain nothing. A part that alone exceeds `tenant_cap` of a batch comes after its tenant's other parts. A
     tenant that is alone gets the whole batch, the newest parts first.
     """
     queues: dict[str, deque[LearnablePart]] = defaultdict(deque)
@@ -154,13 +154,13 @@ def dealt(parts: Sequence[LearnablePart], *, size: int, config: RewardConfig, ev
     return sorted(taken, key=lambda entry: entry.facts.seq) if cut or len(taken) >= size else []
 
 
-FLOOR = 0.1  # of the mean noise, added to every part's: no chance is so small that a few turns decide a step
+NOISE_FLOOR = 0.1  # fraction of the mean noise added to each part's, so that weights stay bounded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenTurns:
-    """The turns of a batch, in the order of the log. If people's were drawn from more than it can hold: their weights by turn id, and the
-    turns that were passed over.
+    """The turns of a batch, in log order. If more of people's turns were ready than it can hold, they were drawn: then also their weights
+    by turn id, and the turns that were passed over.
     """
 
     entries: Sequence[Matured] = ()
@@ -168,7 +168,7 @@ class ChosenTurns:
     passed: Sequence[Matured] = ()
 
 
-def drawn(
+def draw_batch(
     parts: Sequence[LearnablePart],
     fair: Container[str],
     *,
@@ -176,21 +176,21 @@ def drawn(
     most: int,
     seed: str,
 ) -> ChosenTurns:
-    """Draws a batch from more parts than it can hold, so that the gradient's expectation is that of all and its variance is small.
+    """Draw a batch from more parts than it can hold, so that the gradient is unbiased for all of them and has a small variance.
 
-    The variance of sum_i g_i / p_i over a draw with chances p_i and sum_i p_i tokens_i = `most` is least for p_i ~ |g_i| / sqrt(tokens_i)
-    (Neyman 1934 for unequal costs; for rollouts PODS, arXiv:2504.13818). With |g_i| ~ |A_i| sqrt(tokens_i), `noise`, both are known before
-    any forward pass, and p_i ~ |A_i| per token is a rate that long and short answers share. A turn's weight is the inverse of its chance,
-    times a factor that leaves its tenant the weight of as many turns as it has in the batch. Each part has one chance: what is passed over
-    must not be drawn from again, or it would count twice.
+    The variance of sum_i g_i / p_i over a draw with inclusion probabilities p_i and sum_i p_i tokens_i = `most` is least for
+    p_i ~ |g_i| / sqrt(tokens_i) (Neyman 1934 for unequal costs; for rollouts PODS, arXiv:2504.13818). With |g_i| ~ |A_i| sqrt(tokens_i),
+    `noise`, both are known before any forward pass, and p_i ~ |A_i| per token is a rate shared by long and short answers. A turn's weight
+    is the inverse of its probability, times a factor that gives its tenant the weight of as many turns as it has in the batch. Each part
+    gets one chance: a part that was passed over must not take part in another draw, or it would count twice.
 
     Args:
         parts: the ready parts.
-        fair: the first turns' ids of the parts that a fair deal takes (`dealt`). A tenant gets as many tokens as there; one that has all
-            of its parts in it keeps them, and one that has none waits. The deal itself is taken where parts are too long for a draw.
+        fair: the first turns' ids of the parts that a fair deal takes (`fair_deal`). A tenant gets as many tokens as there. A tenant whose
+            parts are all in the deal keeps them, and one with none in it waits. If parts are too long for a draw, the deal itself is taken.
         noise: a part's share of the gradient's noise, sqrt(sum A^2 tokens) over its turns.
-        most: tokens that the batch may have.
-        seed: decides the draw.
+        most: the most tokens that the batch may have.
+        seed: determines the draw.
     """
     tenants: dict[str, list[LearnablePart]] = defaultdict(list)
     for part in parts:
@@ -201,7 +201,7 @@ def drawn(
         if any(part.first in fair for part in theirs)
     }
     pool = [part for part in parts if part.tenant in given]
-    chances = _fair_chances(pool, given, fair, {part.first: noise(part) for part in pool}, most)
+    chances = _fair_probabilities(pool, given, fair, {part.first: noise(part) for part in pool}, most)
     if not chances:
         taken = [entry for part in pool if part.first in fair for entry in part.entries]
         return ChosenTurns(entries=sorted(taken, key=lambda entry: entry.facts.seq))
@@ -210,7 +210,7 @@ def drawn(
         / sum(len(part.entries) for part in tenants[tenant])
         for tenant in given
     }
-    kept = _systematic(sorted(pool, key=lambda part: (part.tokens, part.newest)), chances, Random(seed).random())
+    kept = _systematic_sample(sorted(pool, key=lambda part: (part.tokens, part.newest)), chances, Random(seed).random())
     weights = {
         entry.facts.id: factors[part.tenant] / chances[part.first]
         for part in pool
@@ -225,16 +225,16 @@ def drawn(
     )
 
 
-def _fair_chances(
+def _fair_probabilities(
     pool: Sequence[LearnablePart],
     given: Mapping[str, int],
     fair: Container[str],
     noises: Mapping[str, float],
     most: int,
 ) -> dict[str, float]:
-    """Each part's chance, by its first turn: 1 for a tenant whose parts are all in the `fair` deal, else by noise, for as many tokens as
-    the tenant is `given`. A draw exceeds its expectation by the longest part at most of those that may not be drawn: room is left for that.
-    Empty if it would take half of what is drawn.
+    """Return each part's inclusion probability, by its first turn: 1 for a tenant whose parts are all in the `fair` deal, otherwise by
+    noise, for as many tokens as the tenant is `given`. A draw may exceed its expected tokens by the longest part that is not certain to be
+    drawn, so room is left for that. Returns {} if this room would take half of the tokens drawn.
     """
     tenants: dict[str, list[LearnablePart]] = defaultdict(list)
     for part in pool:
@@ -246,7 +246,9 @@ def _fair_chances(
         for tenant in cut:
             theirs = tenants[tenant]
             budget = given[tenant] * (1.0 - room / whole)
-            found = _chances([noises[part.first] for part in theirs], [part.tokens for part in theirs], budget)
+            found = _inclusion_probabilities(
+                [noises[part.first] for part in theirs], [part.tokens for part in theirs], budget
+            )
             chances |= {part.first: chance for part, chance in zip(theirs, found, strict=True)}
         doubtful = max((part.tokens for part in pool if chances[part.first] < 1.0), default=0)
         if doubtful <= longest:
@@ -255,11 +257,11 @@ def _fair_chances(
     return {}
 
 
-def _chances(noises: Sequence[float], tokens: Sequence[int], budget: float) -> list[float]:
-    """min(1, c noise / sqrt(tokens)) for each part, with c such that the tokens drawn are `budget` on average."""
+def _inclusion_probabilities(noises: Sequence[float], tokens: Sequence[int], budget: float) -> list[float]:
+    """Return min(1, c noise / sqrt(tokens)) for each part, with c such that the expected number of tokens drawn is `budget`."""
     costs_N = np.array(tokens, dtype=np.float64)
     noises_N = np.array(noises)
-    rates_N = (noises_N + (FLOOR * noises_N.mean() or 1.0)) / np.sqrt(costs_N)
+    rates_N = (noises_N + (NOISE_FLOOR * noises_N.mean() or 1.0)) / np.sqrt(costs_N)
     low, high = 0.0, 1.0 / float(rates_N.min())
     for _ in range(100):  # bisection down to the last bit
         middle = (low + high) / 2
@@ -267,9 +269,10 @@ def _chances(noises: Sequence[float], tokens: Sequence[int], budget: float) -> l
     return np.minimum(1.0, low * rates_N).tolist()
 
 
-def _systematic(parts: Sequence[LearnablePart], chances: Mapping[str, float], start: float) -> set[str]:
-    """The first turns' ids of the parts drawn, each with its own chance (Madow 1949): one for every whole number that start + the sum of
-    the chances passes. Sorted by tokens, the parts drawn have their expected number of tokens, give or take the longest part's.
+def _systematic_sample(parts: Sequence[LearnablePart], chances: Mapping[str, float], start: float) -> set[str]:
+    """Draw parts by systematic sampling, each with its own inclusion probability (Madow 1949): one for every integer that start + the sum
+    of the probabilities passes. Returns their first turns' ids. With parts sorted by tokens, the number of tokens drawn is within the
+    longest part's of its expectation.
     """
     kept, at = set[str](), start
     for part in parts:
@@ -284,7 +287,7 @@ def _systematic(parts: Sequence[LearnablePart], chances: Mapping[str, float], st
 def relative_weights(
     entries: Iterable[Matured], drawn: Mapping[str, float], propensity: ResponsePropensity
 ) -> dict[str, float]:
-    """By people's turn, the inverse of its chance to be `drawn` and of the propensity with which it got a reward; {} if all are 1."""
+    """Return for each turn of people its inverse probability to be `drawn`, times its response propensity weight; {} if all are 1."""
     weights = {
         facts.id: drawn.get(facts.id, 1.0) * propensity.weight(facts.tenant, facts.sampled)
         for facts in (entry.facts for entry in entries)
@@ -293,11 +296,11 @@ def relative_weights(
     return weights if any(weight != 1.0 for weight in weights.values()) else {}
 
 
-def gathered(parts: Iterable[LearnablePart], *, groups: int, tokens: int, fewer: bool) -> list[Matured]:
-    """The turns of `groups` groups of rollouts, the longest waiting first; fewer only if no more fit into `tokens`, or if `fewer` is true.
+def choose_groups(parts: Iterable[LearnablePart], *, groups: int, tokens: int, fewer: bool) -> list[Matured]:
+    """Return the turns of `groups` groups of rollouts, the oldest first; fewer only if no more fit into `tokens`, or if `fewer` is true.
 
-    The oldest and not the newest, since the process that makes them waits for the trainer: none is left over, and slow rollouts are not
-    passed over for quick ones.
+    The oldest rather than the newest are taken, since the process that makes them waits for the trainer: none is left over, and slow
+    rollouts are not passed over for quick ones.
     """
     taken, left, count = list[Matured](), tokens, 0
     for part in sorted(parts, key=lambda part: part.entries[0].facts.seq):
@@ -310,18 +313,18 @@ def gathered(parts: Iterable[LearnablePart], *, groups: int, tokens: int, fewer:
 
 
 class _Share:
-    """Each tenant's share of a batch: of its turns or of its tokens, whichever is the larger."""
+    """Each tenant's share of a batch: of its turns or of its tokens, whichever is larger."""
 
     def __init__(self, turns: int, tokens: int) -> None:
         self._turns, self._tokens = turns, tokens
         self._had: dict[str, tuple[int, int]] = {}
 
     def of(self, part: LearnablePart, had: tuple[int, int] = (0, 0)) -> float:
-        """The share of a part together with `had`, a number of turns and of tokens."""
+        """Return the share of a part together with `had`, a number of turns and of tokens."""
         return max((had[0] + len(part.entries)) / self._turns, (had[1] + part.tokens) / self._tokens)
 
     def after(self, part: LearnablePart) -> tuple[float, Cursor, str]:
-        """The sort key of a part: the share that it would leave its tenant with, and the newest first among equals."""
+        """Return the sort key of a part: the share that it would leave its tenant with; among equals, the newest first."""
         return self.of(part, self._had.get(part.tenant, (0, 0))), -part.newest, part.tenant
 
     def give(self, part: LearnablePart) -> None:
@@ -330,12 +333,12 @@ class _Share:
         self._had[part.tenant] = (turns + len(part.entries), tokens + part.tokens)
 
 
-def waited_in_vain(
+def timed_out_turns(
     matured: Iterable[Matured], first_open: Callable[[Unit], Cursor | None], *, now: float, config: RewardConfig
 ) -> list[Matured]:
-    """The turns of the units whose last reward was due `batch_wait_s` ago or earlier. Pass only turns that no batch would take now.
+    """Return the turns of units whose last reward was due `batch_wait_s` ago or earlier. Pass only turns that no batch would take now.
 
-    A unit with a turn that still waits for its reward goes on waiting, which `longest_wait_s` bounds.
+    A unit with a turn that still waits for its reward keeps waiting, for at most `longest_wait_s`.
     """
     found: list[Matured] = []
     for unit, members in _units(matured).items():
@@ -360,7 +363,7 @@ def _ready(
     config: RewardConfig,
     closed: Container[Unit],
 ) -> list[Matured]:
-    """The part of a unit that may be learned from now."""
+    """Return the part of a unit that may be learned from now."""
     if unit[0] == "world":
         return members if first_open is None and unit in closed else []
     if unit[0] == "group":
@@ -373,19 +376,19 @@ def _ready(
     return members[: config.episode_turns]
 
 
-def behind_last(entries: Sequence[Matured], after: Mapping[EpisodeKey, LaterReturns]) -> tuple[Advantages, ...]:
-    """For `Batch.after`: what came after each turn that an episode was cut behind, () for all others; () if none was cut."""
+def returns_after_cuts(entries: Sequence[Matured], after: Mapping[EpisodeKey, LaterReturns]) -> tuple[Advantages, ...]:
+    """Return `Batch.after`: the returns after each turn behind which an episode was cut, () for all others; () if none was cut."""
     last = {entry.episode: entry.facts.id for entry in entries}
     ends = {turn: tuple(after[key]) for key, turn in last.items() if key in after}
     return tuple(ends.get(entry.facts.id, ()) for entry in entries) if ends else ()
 
 
-def useless_part(part: LearnablePart, config: RewardConfig) -> str | None:
-    """Why no batch takes this ready part; None if a batch may."""
+def rejection_reason(part: LearnablePart, config: RewardConfig) -> str | None:
+    """Return why no batch takes this ready part; None if a batch may."""
     if part.flat and config.flat_groups == "hold_back":
         return f"{FLAT}: all {len({entry.facts.episode for entry in part.entries})} rollouts of the group are worth the same"
     most = longest_part(config, world=part.world)
     if part.tokens <= most:
         return None
     size = "reward.group_tokens" if part.world else "a quarter of reward.batch_tokens"
-    return f"{TOO_LONG}: {part.tokens} tokens to be learned from together, and the most is {most}, {size}"
+    return f"{TOO_LONG}: {part.tokens} tokens that must be learned from together, and the most is {most}, {size}"

@@ -1,7 +1,7 @@
-"""The process that runs a reward function: questions in, one line of JSON each, answers out in the same order.
+"""Subprocess that runs a reward function: requests in, one line of JSON each, answers out in the same order.
 
-Started by `runners.py`, which kills it and all processes that it started when an answer is late. It kills them and itself when its
-input ends, whatever the function is doing, since a separate thread reads the input: a desk that was killed leaves nothing running.
+`runners.py` starts it, and kills it with all its children when an answer is late. It also kills itself and its children when its
+input ends, whatever the function is doing, since a separate thread reads the input: a killed desk leaves nothing running.
 The function's output goes to standard error.
 """
 
@@ -22,7 +22,7 @@ from ostinato.reward.protocol import READY, answer_line, answered, load, read_qu
 
 
 def main() -> None:
-    """Load the function that the first line names, then answer until the input ends."""
+    """Load the function that the first line names, then answer requests until the input ends."""
     questions, answers = take_over()
     hello = json.loads(questions.readline())
     sys.path[:] = hello["path"]
@@ -34,7 +34,7 @@ def main() -> None:
     while True:
         line = answer_line(answered(function, read_question(waiting.get()), hello["max_abs"]))
         if os.getpid() != this:
-            os._exit(0)  # the function forked: the copy's answer would be taken for that to the next question
+            os._exit(0)  # the function forked: the copy must not answer the next question
         answers.write(line)
 
 

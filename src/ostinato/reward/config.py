@@ -16,10 +16,10 @@ logger = logging.getLogger(__name__)
 DAY = 86_400.0
 
 RENAMED: Mapping[str, Mapping[str, str]] = {"ostinato.reward.functions:agent": {"said": "explicit"}}
-"""By reward function, options of the last release and their present names."""
+"""Renamed options by reward function: name in the last release -> current name."""
 
 Users = Literal["declared", "verified"]
-"""Whom the caps count as a person: any user that the caller names, or only users that the tenant proved."""
+"""Who counts as a person for the caps: any user that the caller names, or only users whose identity the tenant proved."""
 
 
 class BaselineConfig(BaseModel, frozen=True, extra="forbid"):
@@ -65,7 +65,7 @@ class BaselineConfig(BaseModel, frozen=True, extra="forbid"):
 
 
 class CoverageConfig(BaseModel, frozen=True, extra="forbid"):
-    """When too little feedback is taken to mean that feedback is not arriving."""
+    """When missing feedback is taken to mean that feedback is lost."""
 
     enabled: bool = Field(
         default=True,
@@ -85,7 +85,7 @@ class CoverageConfig(BaseModel, frozen=True, extra="forbid"):
 
 
 class HintsConfig(BaseModel, frozen=True, extra="forbid"):
-    """Feedback as hints for a teacher of the same weights, at the turn that it is about (self-distillation)."""
+    """Self-distillation: feedback as hints for a teacher with the same weights, at the turn that it is about."""
 
     weight: float = Field(
         default=0.0,
@@ -114,7 +114,7 @@ class HintsConfig(BaseModel, frozen=True, extra="forbid"):
 
 
 class BeliefConfig(BaseModel, frozen=True, extra="forbid"):
-    """Credit within a world's rollout by how each turn changed the probability of its task's known answer."""
+    """Division of a world rollout's credit by each turn's change in the probability of the task's known answer."""
 
     strength: float = Field(
         default=0.0,
@@ -133,7 +133,7 @@ class BeliefConfig(BaseModel, frozen=True, extra="forbid"):
 
 
 class SurrogateConfig(BaseModel, frozen=True, extra="forbid"):
-    """Learning early from the late reward that is predicted, where what is wanted is known late."""
+    """Learning from a predicted late reward, for products whose outcome is known only later (surrogate index)."""
 
     truth_after_s: float = Field(
         default=0.0,
@@ -182,7 +182,7 @@ class SurrogateConfig(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def label(self) -> str:
-        """What is predicted, as part of a reward's function. Example: ``"86400 s"``"""
+        """The predicted reward, as a part of a reward's function name. Example: ``"86400 s"``"""
         return f"{self.function} {self.truth_after_s:g} s".lstrip()
 
 
@@ -372,7 +372,7 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
     @model_validator(mode="before")
     @classmethod
     def _take_old_names(cls, given: Any) -> Any:
-        """Options under their names of the last release, with a warning. Raises ValueError if both names are given."""
+        """Rename options given under their names in the last release, with a warning. Raises ValueError if both names are given."""
         if not isinstance(given, dict):
             return given
         fields = cast("dict[str, Any]", given)

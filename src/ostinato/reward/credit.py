@@ -9,13 +9,13 @@ by the root mean square rather than by the standard deviation keeps the sign of 
 
 **Groups**, where each prompt was answered many times: an episode's return minus the mean of its group's.
 
-Dr. GRPO (arXiv:2503.20783), as in Composer 2's report (arXiv:2603.24477, section 4.1): not divided by the group's standard
-deviation, which would make the easiest and the hardest tasks count most, nor by any length. Every token of every turn of an episode
-gets the episode's advantage, and the loss adds them up (`Sample.summed`): sum A grad log p(token) over all tokens of an episode is
-A grad log p(episode), the policy gradient itself. With a weight of 1 / turns instead, each turn of a failure of twenty turns would be
+Dr. GRPO (arXiv:2503.20783), as in Composer 2's report (arXiv:2603.24477, section 4.1): the advantage is divided neither by the group's
+standard deviation, which would make the easiest and the hardest tasks count most, nor by any length. Every token of every turn of an
+episode gets the episode's advantage, and the loss sums over them (`Sample.summed`): sum A grad log p(token) over all tokens of an episode
+is A grad log p(episode), the policy gradient itself. With a weight of 1 / turns instead, each turn of a failure of twenty turns would be
 penalised less than each turn of a failure of two, and a policy that fails would learn to fail slowly.
 
-The mean includes the episode itself, so that the expected gradient is (n - 1) / n of the exact one in a group of n.
+The mean includes the episode itself, so the expected gradient is (n - 1) / n of the exact one in a group of n.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ostinato.reward.recent_shares import RecentShares, masses_of, scales_of
 
 
 def by_episode(turns: Iterable[Turn], after: Mapping[EpisodeKey, LaterReturns] | None = None) -> list[Episode]:
-    """The episodes of these turns, which are given oldest first, in order of their first turns; with what came `after` those that go on."""
+    """Group turns, given oldest first, into episodes, in order of their first turns. `after`: the returns of episodes that continue."""
     after = after or {}
     found: dict[tuple[str, str], list[Turn]] = {}
     for turn in turns:
@@ -56,10 +56,10 @@ def by_episode(turns: Iterable[Turn], after: Mapping[EpisodeKey, LaterReturns] |
 
 
 def returns(turns: Sequence[str], rewards: Sequence[float], discount: float, after: float = 0.0) -> list[float]:
-    """The return of each turn of an episode, by ids: its own reward plus the discounted later ones. G_t = r_t + discount * G_t+1.
+    """Return the return of each turn of an episode: its own reward plus the discounted later ones. G_t = r_t + discount * G_t+1.
 
-    The choices of one call do not follow each other: each is followed by the next call, and the call before by their mean. `after` is the
-    return at the call that follows the last one here.
+    The choices of one call do not follow each other: each of them is followed by the next call, and the previous call by their mean.
+    `turns` are ids; `after` is the return at the call that follows the last one here.
 
     Example: ``returns(["a:0", "b:0", "c:0"], [0.0, 0.0, 1.0], 0.5) == [0.25, 0.5, 1.0]``
     """
@@ -72,7 +72,7 @@ def returns(turns: Sequence[str], rewards: Sequence[float], discount: float, aft
 
 
 class TurnReturn(NamedTuple):
-    """The return of a turn, and the parts of it that values of lines and outcomes of the episode account for.
+    """The return of a turn, and the parts of it that come from values of lines and from outcomes of the episode.
 
     Example: ``TurnReturn(total=0.75, lines=0.0, outcomes=0.75)``
     """
@@ -83,7 +83,7 @@ class TurnReturn(NamedTuple):
 
 
 class EpisodeReturns(NamedTuple):
-    """The return of each turn of an episode, in order, and the parts of the return at its first call."""
+    """The return of each turn of an episode, in order, and the return at its first call, by parts."""
 
     turns: list[TurnReturn]
     first: LaterReturns
@@ -97,17 +97,17 @@ def episode_returns(
     outcomes: Container[str] = (),
     after: LaterReturns | None = None,
 ) -> EpisodeReturns:
-    """`returns` of an episode of which single lines' fates may be known, and rewards of which may be about all of it.
+    """Compute `returns` of an episode in which rewards may have values of single lines, or be about the whole episode.
 
-    What lines are worth is averaged: a turn's part is the mean over its own lines and those of later turns, where n turns on a line counts
-    discount^n. A sum would pay an edit in ten pieces ten times. Before the first turn with lines the part is discounted, as a single later
-    reward would be. The rewards of `outcomes` are averaged alike, each counting as one, but reach all earlier turns undiscounted: an
-    outcome is worth the same at the first turn of any episode, and told ten times no more than once. All other rewards add up, discounted,
-    as in `returns`. Without lines and outcomes, exactly `returns`.
+    Values of lines are averaged: a turn's part is the mean over its own lines and those of later turns, where a line n turns later counts
+    discount^n. With a sum, an edit in ten pieces would be paid ten times. Before the first turn with lines the part is discounted, as a
+    single later reward would be. The rewards of `outcomes` are averaged likewise, each counting as one, but reach all earlier turns
+    undiscounted: an outcome is worth the same at the first turn of any episode, and reporting it ten times is worth no more than once. All
+    other rewards add up, discounted, as in `returns`. Without lines and outcomes, the result is exactly that of `returns`.
 
     Args:
         turns: ids.
-        rewards: of each turn its reward, the mean value of its lines, which is a part of the reward, and how many there are.
+        rewards: for each turn its reward, the mean value of its lines, which is a part of the reward, and the number of lines.
         discount: the factor by which a reward counts for the turn before.
         outcomes: the turns whose reward, apart from lines, reaches the whole episode.
         after: the return at the call that follows the last one here; None: nothing follows.
@@ -140,13 +140,13 @@ def episode_returns(
 
 
 _MeanReturn = tuple[float, float, float]
-"""Of values that are averaged: their discounted sum, what they weigh, and what they are worth together."""
+"""For averaged values: their discounted sum, their total weight, and their mean as a part of the return."""
 
 
 def _mean_returns(
     turns: Sequence[str], values: Sequence[tuple[float, int]], discount: float, after: _MeanReturn
 ) -> tuple[list[float], _MeanReturn]:
-    """Each turn's mean over its own and later values, given as (mean, count), and the same before the first call. See `episode_returns`."""
+    """Return each turn's mean over its own and later values, given as (mean, count), and the state before the first call."""
     if not any(after) and not any(count for _, count in values):
         return [0.0] * len(values), after
     total, weight, part = after
@@ -171,21 +171,22 @@ LEAST_RMS = 1e-8
 
 
 class SingleRollout:
-    """Implements `core.seams.Credit`. All of a turn's tokens get the same advantage, unless `lines` has values of single lines for it: the
-    tokens of such a line get the line's own value in the place of the lines' mean (`reward.line_credit`).
+    """Implements `core.seams.Credit`. All tokens of a turn get the same advantage, unless `lines` has values of its lines: then the tokens
+    of such a line get the line's own value instead of the lines' mean (`reward.line_credit`).
 
-    A reward reaches the earlier turns of its episode, discounted, or undiscounted if its turn is among `outcomes`. What came of turns
-    outside the batch is told by `Episode.after`. All turns weigh the same (`turn_weights`), in the RMS and in the capped shares: a person's
+    A reward reaches the earlier turns of its episode, discounted, or undiscounted if its turn is among `outcomes`. Returns of turns
+    outside the batch come from `Episode.after`. All turns weigh the same (`turn_weights`), in the RMS and in the capped shares: a person's
     mass is the weight of their turns. It is not the size of their advantages, which differs between good and bad turns: a cap that cut one
-    kind more would bias what is learned.
+    kind more would bias the gradient.
+
     `recent` says how much each person may have, given their share of the last steps. `weights`, by turn id, are those of turns that were
     drawn with unequal chances (`Batch.weights`); None: all weigh the same. `masses` are then those of all turns that it was drawn from.
 
-    Turns of one prompt in a batch are compared with each other: what the others got, weighted as the baseline weighs evidence, goes into
-    the baseline as so many more turns of the prompt (leave one out: Kool et al., 2019). The others are those of other people, whose rewards
-    do not depend on this answer, so that the gradient stays unbiased, and the other choices of one call if no turn follows it. Choices that
-    somebody saw side by side take acceptances from each other: there it is the gradient of being preferred. A turn that its person asked
-    for again is not among the others: it exists because of what the first one said.
+    Turns with the same prompt in a batch are compared with each other: the returns of the others, weighted as the baseline weighs evidence,
+    go into the baseline like that many more turns of the prompt (leave one out: Kool et al., 2019). The others are those of other people,
+    whose rewards do not depend on this answer, so that the gradient stays unbiased, and the other choices of one call if no turn follows
+    it. Choices that a person saw side by side compete for acceptance: for these it is the gradient of being preferred. A turn that its
+    person asked for again is not among the others, since it exists because of the first answer.
 
     `baseline` and `recent` are only read here; the fold of the log updates them.
 
@@ -213,16 +214,16 @@ class SingleRollout:
         self._recent = recent or RecentShares(config.user_steps)
 
     def __call__(self, episodes: Sequence[Episode], rewards: Mapping[str, float]) -> Mapping[str, Advantages]:
-        """By turn id, one advantage per sampled token.
+        """Return by turn id one advantage per sampled token.
 
         Raises:
             NoSignal: no turns, two or more turns that all have the same reward, or a baseline that explains every return.
             ValueError: a reward is not finite.
         """
         turns = [turn for episode in episodes for turn in episode.turns]
-        told = any(lines.differ for turn in turns if (lines := self._lines.get(turn.id)))
+        lines_differ = any(lines.differ for turn in turns if (lines := self._lines.get(turn.id)))
         later = [episode.after.decided for episode in episodes if episode.after and episode.after.decided]
-        _refuse_without_contrast([rewards[turn.id] for turn in turns], later, told=told)
+        _refuse_without_contrast([rewards[turn.id] for turn in turns], later, lines_differ=lines_differ)
         residuals_N, shares_N, unit = self._residuals(episodes, rewards)
         squares_N = residuals_N**2
         by_line = {
@@ -249,8 +250,8 @@ class SingleRollout:
         return found
 
     def _residuals(self, episodes: Sequence[Episode], rewards: Mapping[str, float]) -> tuple[Floats, Floats, float]:
-        """Returns minus baseline, the part of each return that lines account for, and the unit they are in: with it no square overflows,
-        and dividing by the RMS cancels it.
+        """Return the returns minus the baseline, the part of each return that comes from lines, and the unit of both. The unit is chosen so
+        that no square overflows; it cancels on division by the RMS.
         """
         turns = [turn for episode in episodes for turn in episode.turns]
         contexts = [context_of(turn, self._config.users) for turn in turns]
@@ -272,7 +273,7 @@ class SingleRollout:
         ]
         reached_N = np.array([value.total for value in reached])
         evidence_N = np.array([self._baseline.evidence(context) for context in contexts])
-        # a call whose choices other turns follow: these came of one choice, and say nothing of the others
+        # choices of a call that later turns follow are not compared: those turns followed one choice, and say nothing about the others
         last = {call_of(episode.turns[-1].id) for episode in episodes if episode.after is None}
         calls = [call if (call := call_of(turn.id)) in last else turn.id for turn in turns]
         weights_N = np.array([self._baseline.weight_of(len(turn.sampled_ids)) for turn in turns])
@@ -291,15 +292,15 @@ def leave_one_out(
     expected_N: Floats,
     evidence_N: Floats,
 ) -> Floats:
-    """Each turn's expected return, with what other turns of its prompt reached as further evidence. See `SingleRollout`.
+    """Return each turn's expected return, with the returns of other turns of its prompt as further evidence. See `SingleRollout`.
 
     Args:
-        contexts: those of the batch's turns.
-        calls: which choices are compared, as those of one call.
-        reached_N: their returns.
-        weights_N: how many turns each counts for.
-        expected_N: what the baseline expects.
-        evidence_N: how many turns that is worth.
+        contexts: of the batch's turns.
+        calls: choices with the same value are compared, as those of one call.
+        reached_N: the turns' returns.
+        weights_N: the number of turns that each counts for.
+        expected_N: the baseline's predictions.
+        evidence_N: the number of turns that each prediction is worth.
     """
     keys = [
         (
@@ -322,15 +323,15 @@ def leave_one_out(
     return found_N
 
 
-def _refuse_without_contrast(rewards: Sequence[float], later: Sequence[float], *, told: bool) -> None:
-    """Raises NoSignal where nothing can be learned, ValueError where nothing can be computed. `later`: what came of the turns that follow,
-    as far as it rests on rewards: what the baseline expects of them is no contrast, only noise.
+def _refuse_without_contrast(rewards: Sequence[float], later: Sequence[float], *, lines_differ: bool) -> None:
+    """Raise NoSignal if nothing can be learned, ValueError if nothing can be computed. `later`: the returns of the turns that follow, as
+    far as they come from rewards; the baseline's predictions for them are no contrast, only noise.
     """
     if not rewards:
         raise NoSignal("the batch is empty")
     if not all(map(math.isfinite, rewards)):
         raise ValueError("a reward is not finite")
-    if len(rewards) >= 2 and len({*rewards, *later}) == 1 and not told:
+    if len(rewards) >= 2 and len({*rewards, *later}) == 1 and not lines_differ:
         raise NoSignal(f"all {len(rewards)} rewards are {rewards[0]:g}: nothing tells a good turn from a bad one")
 
 
@@ -342,17 +343,17 @@ class GroupRelative:
 
     Nothing is learned from a group of one, nor from a group whose returns are all equal: its advantages are exactly 0.
 
-    `equal_states`: a turn is compared at its state, which is its whole prompt (step-level groups, GiGPO, arXiv:2505.10978): its
-    return minus the mean return of the group's episodes that came to the same prompt, itself included. A turn at a prompt that no other
-    episode came to is compared where its episode last was with another, and with the whole group if it never was. Bias: none in
-    direction at any turn, since what is expected of a state does not depend on what is answered there; but with n episodes at a state
+    `equal_states`: compare each turn at its state, which is its whole prompt (step-level groups, GiGPO, arXiv:2505.10978). Its advantage is
+    its return minus the mean return of the group's episodes that reached the same prompt, itself included. A turn at a prompt that no other
+    episode reached keeps the advantage of its episode's last compared state, or of the whole group if there is none. Bias: none in
+    direction at any turn, since what is expected of a state does not depend on what is answered there. But with n episodes at a state
     its gradient is (n - 1) / n of the exact one, so states where few meet count less. What a prompt does not show, such as a file that
     nobody read, may still differ.
 
     Continuations (`core.verdicts.is_continuation`) were sampled anew from one turn of an episode that failed (Monte Carlo from
     intermediate states, VinePPO, arXiv:2410.01679). They are compared with each other, those of one prompt together, and only their
-    first turns are credited: what follows measures what these were worth. Bias: none for that state, up to the (n - 1) / n; but states
-    behind which episodes fail count more often than they are visited. All other turns learn as without continuations.
+    first turns get credit: what follows measures how good these were. Bias: none for that state, up to the (n - 1) / n; but states
+    from which episodes fail count more often than they are visited. All other turns learn as without continuations.
 
     Example::
 
@@ -363,7 +364,7 @@ class GroupRelative:
         self._equal_states = equal_states
 
     def __call__(self, episodes: Sequence[Episode], rewards: Mapping[str, float]) -> Mapping[str, Advantages]:
-        """By turn id, one advantage per sampled token.
+        """Return by turn id one advantage per sampled token.
 
         Raises:
             NoSignal: no episodes, or no group whose returns differ.
@@ -385,7 +386,7 @@ class GroupRelative:
         return found
 
     def _of_group(self, members: Sequence[Episode], rewards: Mapping[str, float]) -> dict[str, float]:
-        """By turn of a group, its advantage."""
+        """Return the advantage of each turn of a group, by id."""
         compared: dict[tuple[int, ...], list[Episode]] = defaultdict(list)
         for member in members:
             compared[member.turns[0].prompt_ids if is_continuation(member.id) else ()].append(member)
@@ -402,7 +403,7 @@ class GroupRelative:
 
 
 def _at_states(members: Sequence[Episode], returns: Sequence[float]) -> dict[tuple[tuple[int, ...], int], float]:
-    """The return of each episode, by its number, minus the mean of those that came to the same prompt, where several did."""
+    """Return, for each prompt that several episodes reached, each one's return minus their mean, by prompt and number of the episode."""
     there: dict[tuple[int, ...], dict[int, float]] = defaultdict(dict)
     for i, member in enumerate(members):
         for turn in member.turns:
@@ -416,7 +417,7 @@ def _at_states(members: Sequence[Episode], returns: Sequence[float]) -> dict[tup
 
 
 def relative(returns: Sequence[float]) -> list[float]:
-    """Each return minus the mean of all; exactly 0 where all are equal. Raises ValueError for one that is not finite.
+    """Return each return minus the mean of all; exactly 0 where all are equal. Raises ValueError if one is not finite.
 
     Example: ``relative([1.0, 0.0, 0.0, 1.0]) == [0.5, -0.5, -0.5, 0.5]``
     """
@@ -432,27 +433,27 @@ def relative(returns: Sequence[float]) -> list[float]:
 
 
 class BeliefWeighted:
-    """Implements `core.seams.Credit`: another one's credit, given in larger parts to the turns that changed the belief in the right answer.
+    """Implements `core.seams.Credit`: redistributes another rule's credit towards the turns that changed the belief in the right answer.
 
-    The belief is the probability that the policy itself gives to a task's known answer after each turn; its change at a turn says how much
-    the turn brought the answer nearer (information gain, IGPO, arXiv:2510.14967). Here it decides only how an episode's credit is divided
-    among its turns, never whether that is praise or blame (magnitude from one source and direction from the outcome, as RLSD,
+    The belief is the probability that the policy itself gives to a task's known answer after each turn. Its change at a turn says how much
+    closer the turn came to the answer (information gain, IGPO, arXiv:2510.14967). Here it only decides how an episode's credit is divided
+    among its turns, never whether the credit is positive or negative (magnitude from one source and direction from the outcome, as RLSD,
     arXiv:2604.03128): in a success the turns that raised the belief get more, in a failure those that lowered it.
 
     A turn's factor is 1 + w (c / mean(c) - 1), with c the size of its change in the outcome's direction, 0 if it went the other way, and
-    the mean over the episode's tokens. So factors average to 1 over an episode's tokens, lie between 1 - `strength` and `most`, and are all
-    1 where no turn went the outcome's way: w is `strength`, or less where a factor would exceed `most`. An episode of which a turn's change
-    is not known stays as it is.
+    the mean over the episode's tokens. w is `strength`, or less where a factor would exceed `most`. So factors average to 1 over an
+    episode's tokens, lie between 1 - `strength` and `most`, and are all 1 if no turn changed the belief in the outcome's direction. An
+    episode with a turn whose change is unknown keeps its credit.
 
-    Bias: a factor depends on what was sampled, so it is no baseline, and this is not the gradient of the mean outcome: of two ways to
-    succeed the one that leaves the policy surer of the answer is learned faster, and turns whose use the answer's probability does not
-    show, such as a test that was run, are learned more slowly (by no more than 1 - `strength`). No outcome's sign is ever turned, so what
-    lowers the chance of success is never praised in the mean of equal changes. What the policy believes wrongly misplaces credit.
+    Bias: a factor depends on what was sampled, so it is no baseline, and this is not the gradient of the mean outcome. Of two ways to
+    succeed, the one that leaves the policy surer of the answer is learned faster. Turns whose use does not show in the answer's
+    probability, such as a test run, are learned more slowly (by no more than 1 - `strength`). No outcome's sign is ever flipped, so what
+    lowers the chance of success is never praised in the mean of equal changes. Wrong beliefs of the policy misplace credit.
 
     Args:
         credit: gives the direction, and the sum over an episode's tokens.
         changes: by turn id, the belief after the turn minus that before it.
-        strength: from 0, where nothing changes, to 1, where turns that did not move the belief the outcome's way learn nothing.
+        strength: from 0, where nothing changes, to 1, where turns that did not move the belief in the outcome's direction learn nothing.
         most: the largest factor.
 
     Example::
@@ -465,7 +466,7 @@ class BeliefWeighted:
         self._strength, self._most = strength, most
 
     def __call__(self, episodes: Sequence[Episode], rewards: Mapping[str, float]) -> Mapping[str, Advantages]:
-        """By turn id, one advantage per sampled token. Raises as the other credit."""
+        """Return by turn id one advantage per sampled token. Raises as `credit`."""
         found = dict(self._credit(episodes, rewards))
         for episode in episodes:
             turns = [turn for turn in episode.turns if any(found[turn.id])]
@@ -483,7 +484,7 @@ class BeliefWeighted:
 
 
 def belief_factors(changes: Sequence[float], tokens: Sequence[int], *, strength: float, most: float) -> list[float]:
-    """The factors of an episode's turns (`BeliefWeighted`). `changes` count as positive where they went the outcome's way.
+    """Return the factors of an episode's turns (`BeliefWeighted`). `changes` are positive in the outcome's direction.
 
     Example: ``belief_factors([0.0, 0.6, -0.2], [1, 1, 1], strength=1.0, most=8.0) == [0.0, 3.0, 0.0]``
     """
@@ -496,24 +497,24 @@ def belief_factors(changes: Sequence[float], tokens: Sequence[int], *, strength:
     return [1.0 + weight * (size / mean - 1.0) for size in sizes]
 
 
-# ---------------------------------------------------------------- by origin
+# ---------------------------------------------------------------- credit by origin
 
 
 def of_world(turn: Turn) -> bool:
-    """True if the turn is part of a rollout in a simulated world."""
+    """Return True if the turn is part of a rollout in a simulated world."""
     return turn.arm is Arm.WORLD
 
 
 class ByOrigin:
-    """Implements `core.seams.Credit`: worlds' episodes by one rule, people's by another.
+    """Implements `core.seams.Credit`: one rule for worlds' episodes, another for people's.
 
-    A group that a client names itself is credited like people's episodes, so that it is no way around the caps. If one of the two rules
+    A group that a client names itself is credited like people's episodes, so that it cannot bypass the caps. If one of the two rules
     finds nothing to learn, its advantages are 0 and the other's are learned from.
 
-    `worlds_weight`: the RMS of worlds' advantages in a batch that holds both, relative to that of people's, each as it enters the loss and
-    without zeros. The gradient's norm grows as the RMS, and by the root of the tokens. Worlds' advantages are multiplied by at most 4 for
-    it, and divided by at most 4: where rollouts hardly differ there is little to learn. None: they stay as they are. `weights` are those of
-    people's turns in the loss, by id, if they are not all the same.
+    `worlds_weight`: the RMS of worlds' advantages in a batch with both, relative to that of people's, each as it enters the loss and
+    without zeros. The gradient's norm grows with this RMS, and with the square root of the tokens. Worlds' advantages are multiplied or
+    divided by at most 4: where rollouts hardly differ there is little to learn. None: they stay as they are. `weights` are the loss weights
+    of people's turns, by id, if they are not all equal.
 
     Example: ``ByOrigin(people=SingleRollout(config, baseline), worlds=GroupRelative(), worlds_weight=0.4)``
     """
@@ -530,7 +531,7 @@ class ByOrigin:
         self._worlds_weight, self._weights = worlds_weight, weights
 
     def __call__(self, episodes: Sequence[Episode], rewards: Mapping[str, float]) -> Mapping[str, Advantages]:
-        """By turn id, one advantage per sampled token. Raises NoSignal where neither teaches anything, ValueError."""
+        """Return by turn id one advantage per sampled token. Raises NoSignal if neither rule finds anything to learn, and ValueError."""
         simulated = [episode for episode in episodes if of_world(episode.turns[0])]
         served = [episode for episode in episodes if not of_world(episode.turns[0])]
         if not simulated or not served:
@@ -548,20 +549,20 @@ class ByOrigin:
         if self._worlds_weight is None:
             return found
         theirs, ours = ([turn.id for episode in some for turn in episode.turns] for some in (simulated, served))
-        # the weights of people's turns in the loss; a world's tokens weigh 1
+        # the loss weights of people's turns; a world's tokens weigh 1
         weights = self._weights or dict.fromkeys(ours, len(served) / len(ours))
         wanted = self._worlds_weight * _rms_of(found, {turn: weights[turn] for turn in ours})
         present = _rms_of(found, dict.fromkeys(theirs, 1.0))
         if not wanted or not present:  # one side teaches nothing
             return found
-        factor = min(_MOST_SCALED, max(1 / _MOST_SCALED, wanted / present))
+        factor = min(_MAX_RESCALING, max(1 / _MAX_RESCALING, wanted / present))
         return found | {turn: tuple(factor * value for value in found[turn]) for turn in theirs}
 
 
-_MOST_SCALED = 4.0
+_MAX_RESCALING = 4.0
 
 
 def _rms_of(credits: Mapping[str, Advantages], weights: Mapping[str, float]) -> float:
-    """The root mean square of these turns' advantages, times their weights, over their tokens, without those that are 0."""
+    """Return the root mean square of these turns' weighted advantages over their tokens, without those that are 0."""
     values = np.concatenate([weight * np.array(credits[turn]) for turn, weight in weights.items()])
     return math.sqrt(float(np.sum(values**2)) / max(1, np.count_nonzero(values)))

@@ -1,12 +1,12 @@
-"""Corrections as demonstrations: what somebody wrote in the place of an answer is imitated, beside the answer's own credit.
+"""Imitation of corrections: text that a person wrote in place of an answer is a demonstration, in addition to the answer's own credit.
 
-Accepting and rejecting teach a model only what it says by itself now and then. A correction says what it should have said: one supervised
+Accepting and rejecting only reinforce what a model already says now and then. A correction says what it should have said: one supervised
 term per corrected turn of a batch, the gradient of ``weight log pi(correction | the turn's prompt)``. Nobody sampled these tokens, so they
 have no importance weight and no KL penalty.
 
-A correction weighs `learn.corrections` times as much per token as the answer that it corrects does with an advantage of 1; its tokens
-together never more than the answer's, whatever its length; and it is cut by the same factor as its author's turns (`scales_of`). So
-nobody's corrections can teach more than that share of what their turns may.
+Per token, a correction weighs `learn.corrections` times as much as the corrected answer with an advantage of 1. All its tokens
+together never weigh more than that factor times the answer's, whatever its length. It is scaled down by the same factor as its author's
+turns (`scales_of`). So a person's corrections never teach more than that fraction of what their turns may.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from ostinato.core.seams import Log
 from ostinato.reward.credit import of_world
 
 AnswerIds = Callable[[Turn, str], Sequence[int]]
-"""The token ids of a text as the answer to a turn's prompt; none if it cannot stand in the answer's place."""
+"""(turn, text) -> the token ids of the text as the answer to the turn's prompt; none if it cannot replace the answer."""
 
-# tokens of a correction: so many times the answer's, and so many more; a longer text is no edit of it
-LONGEST, SPARE = 2, 64
+# most tokens of a correction: MAX_LENGTH_RATIO times the answer's plus EXTRA_TOKENS; a longer text is no edit of the answer
+MAX_LENGTH_RATIO, EXTRA_TOKENS = 2, 64
 
 
 async def corrections_of(log: Log, turns: Sequence[Turn], rewards: Sequence[Reward]) -> dict[str, str]:
-    """By turn, the last correction among the signals that its reward rests on. Redacted texts, and texts of worlds' turns, are none."""
-    said = await signals_behind(log, [turn for turn in turns if not of_world(turn)], rewards)
+    """Return, by turn, the last correction among the signals of its reward. Redacted texts, and texts on worlds' turns, do not count."""
+    said = await reward_signals(log, [turn for turn in turns if not of_world(turn)], rewards)
     return {each.turn: each.correction for each in said if each.correction}
 
 
-async def signals_behind(log: Log, turns: Iterable[Turn], rewards: Iterable[Reward]) -> list[Signal]:
-    """The signals that the rewards of these turns rest on, oldest first."""
+async def reward_signals(log: Log, turns: Iterable[Turn], rewards: Iterable[Reward]) -> list[Signal]:
+    """Return the signals that the rewards of these turns are based on, oldest first."""
     tenants = {turn.id: turn.tenant for turn in turns}
     wanted = [(tenants[reward.turn], id) for reward in rewards if reward.turn in tenants for id in reward.signals]
     said = await log.find(Signal, wanted) if wanted else []
@@ -45,13 +45,13 @@ async def signals_behind(log: Log, turns: Iterable[Turn], rewards: Iterable[Rewa
 def demonstration_weights(
     turns: Sequence[Turn], texts: Mapping[str, str], scales: Sequence[float], answer_ids: AnswerIds, weight: float
 ) -> tuple[float, ...]:
-    """The weight of each turn's correction, per token; 0 for a turn without one. () if there is none at all.
+    """Return the weight of each turn's correction, per token; 0 for a turn without one. () if there are none at all.
 
     Args:
         turns: of a batch.
         texts: corrections by turn.
-        scales: the factor by which each turn's author is cut.
-        answer_ids: gives the tokens of a correction.
+        scales: the scale factor of each turn's author.
+        answer_ids: returns the tokens of a correction.
         weight: of a correction that is as long as its answer (`learn.corrections`).
     """
     found: list[float] = []
@@ -64,7 +64,7 @@ def demonstration_weights(
 def demonstrations(
     samples: Sequence[Sample], weights: Sequence[float], texts: Mapping[str, str], answer_ids: AnswerIds
 ) -> Iterator[Sample]:
-    """The corrections of a batch's samples, as samples to imitate, without those whose text was forgotten since."""
+    """Yield the corrections of a batch's samples, as samples to imitate, without those whose text has been erased."""
     for sample, weight in zip(samples, weights, strict=True):
         ids = _ids(sample.turn, texts.get(sample.turn.id), answer_ids) if weight else ()
         if not ids:
@@ -86,8 +86,8 @@ def demonstrations(
 
 
 def _ids(turn: Turn, text: str | None, answer_ids: AnswerIds) -> Sequence[int]:
-    """The tokens of a correction; none where there is none, where it is the answer itself, and where it is too long to be an edit of it."""
+    """Return the tokens of a correction; none if it is missing, equals the answer, or is too long to be an edit of it."""
     if text is None or not text.strip() or text.strip() == turn.text.strip() or not turn.sampled_ids:
         return ()
     ids = answer_ids(turn, text)
-    return ids if len(ids) <= LONGEST * len(turn.sampled_ids) + SPARE else ()
+    return ids if len(ids) <= MAX_LENGTH_RATIO * len(turn.sampled_ids) + EXTRA_TOKENS else ()

@@ -1,15 +1,15 @@
-"""The log's batches without some people: counterfactual credit assignment, as by a desk over a log that never held these people's rows.
+"""Recompute the log's batches without some people: the credits that a desk would have given over a log without these people's rows.
 
-L is the log, L without u the log without every row about u's turns, and with these taken out of every batch. To leave turns out of a
-batch is not enough: the credits of the others were made with a baseline that u's rewards taught, normalised by an RMS that u's
-advantages are in, cut by shares that u's turns are part of. So the ledger is folded anew from the rows that are left, and each batch is
-credited again at its place in the log.
+Leaving a person's turns out of a batch is not enough. The credits of the others were computed with a baseline that was trained on the
+person's rewards, normalised by an RMS that includes their advantages, and scaled by shares that include their turns. So the ledger is
+folded again from the remaining rows, and each batch gets new credits at its place in the log.
 
-So are its weights, by how often answers of a length got a reward without u's among them, and rewards that were predicted from early
-signals (`reward.surrogate`), without u's late rewards.
+Two more values are recomputed: response propensity weights, from the remaining turns, and rewards that were predicted from early
+signals (`reward.surrogate`), without the person's late rewards.
 
-What stays as it happened: which turns each step took, and the chances with which they were drawn (`Batch.drawn`). A desk that never saw u
-would have cut other batches, and sampled other turns. In batches of versions that recorded weights as a whole, these keep their ratios.
+What stays as it happened: which turns each step took, and the probabilities with which they were drawn (`Batch.drawn`). A desk that never
+saw the person would have made other batches, and sampled other turns. Batches of versions that recorded only final weights keep their
+ratios.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from ostinato.core.records import (
 )
 from ostinato.core.samples import TrainingBatch
 from ostinato.core.seams import Cursor, Log
-from ostinato.reward.batching import behind_last, relative_weights
+from ostinato.reward.batching import relative_weights, returns_after_cuts
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.demonstrations import AnswerIds
 from ostinato.reward.hints import HintSource, HintTokens
 from ostinato.reward.ledger import KINDS, PASSED_OVER, TurnLedger, kind_of
-from ostinato.reward.ledger_entries import Gold, Matured, Taught, nobody
+from ostinato.reward.ledger_entries import Gold, Matured, Taught, no_gold
 from ostinato.reward.line_credit import TokenBytes
 from ostinato.reward.pipeline import BatchCredit, batch_weights, with_samples
 
 Erased = Callable[[Cursor, Turn], bool]
-"""Whether a turn, at its place in the log, is taken out."""
+"""(place in the log, turn) -> True if the turn is erased."""
 
 
 def erased_people(people: Mapping[tuple[str, str | None], Cursor], *, others: bool = True) -> Erased:
-    """Takes out the turns of these people, each up to a place in the log, and, with `others`, all whose words are erased already.
+    """Return a predicate for the turns of these people, each up to a place in the log, and, with `others`, all turns already redacted.
 
-    A person is a tenant and a user; None for all of a tenant's. Turns without consent to be learned from never reached the weights, erased
-    or not.
+    A person is a tenant and a user; None stands for all users of a tenant. Already redacted turns count only if their consent allowed
+    training, since the others never reached the weights.
 
     Example: ``erased_people({("acme", "ann"): log.newest()})``
     """
@@ -65,9 +65,9 @@ def erased_people(people: Mapping[tuple[str, str | None], Cursor], *, others: bo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefoldedBatch:
-    """A batch as recorded, and as it is without the people who are taken out.
+    """A batch as recorded, and as it is without the erased people.
 
-    `refused`: why nothing is to be learned from it any more, and its step is only counted; "" if there is.
+    `refused`: why nothing can be learned from it any more, so that its step is only counted; "" if something can.
 
     Example: ``RefoldedBatch(recorded=row, row=replace(row, turns=row.turns[1:], credits=credits), refused="")``
     """
@@ -78,14 +78,14 @@ class RefoldedBatch:
 
     @property
     def changed(self) -> bool:
-        """True if a trainer would learn something else from it than from the recorded one."""
+        """True if a trainer would learn something else from it than from the recorded batch."""
         return self.row != self.recorded or (bool(self.refused) and bool(self.recorded.turns))
 
 
 class CreditRefold:
-    """Reads a log once, and gives its batches without the turns that are taken out.
+    """Reads a log once, and yields its batches without the erased turns.
 
-    The other arguments are the desk's (`RewardDesk`). `erased_turns`: the ids of what is taken out, once `batches` has begun.
+    The other arguments are the desk's (`RewardDesk`). `erased_turns`: the ids of the erased turns, set once `batches` has started.
 
     Example::
 
@@ -101,7 +101,7 @@ class CreditRefold:
         taught: Taught,
         erased: Erased,
         *,
-        gold: Gold = nobody,
+        gold: Gold = no_gold,
         token_bytes: TokenBytes | None = None,
         answer_ids: AnswerIds | None = None,
         hint_tokens: HintTokens | None = None,
@@ -110,16 +110,16 @@ class CreditRefold:
         hints = None if hint_tokens is None else HintSource(log, config, hint_tokens)
         self._credit = BatchCredit(log, taught, token_bytes, answer_ids, hints)
         self._ledger = TurnLedger(config, gold=gold, arms=taught.arms)
-        # rows of turns that the next batch passed over: written with it
+        # holdbacks of turns that the next batch passed over, written in one transaction with it
         self._passed: list[tuple[Cursor, Holdback]] = []
-        self._chosen: Cursor = 0  # the place of the last row by which somebody was forgotten, or chose
+        self._last_consent_row: Cursor = 0  # the place of the last row that forgot a person or changed a consent
         self.erased_turns: frozenset[str] = frozenset()
 
     async def batches(self) -> AsyncIterator[RefoldedBatch]:
-        """Every recorded batch, oldest first.
+        """Yield every recorded batch, oldest first.
 
-        Raises NotFound if retention has dropped rows; Corrupt if a batch that nobody who is taken out can have touched has other credits
-        than those recorded, or a reward another prediction: the settings, or the version, are not those that it was made under.
+        Raises NotFound if retention has dropped rows. Raises Corrupt if a batch before the first erased turn gets other credits
+        than those recorded, or a reward another prediction: then the settings, or the version, differ from those that it was made under.
         """
         if horizon := await self._log.horizon():
             raise NotFound(
@@ -129,16 +129,16 @@ class CreditRefold:
             )
         first = await self._find_erased()
         async for place, row in self._log.read(0, set(KINDS)):
-            left = self._left(row)
+            left = self._without_erased(row)
             if left is None:
                 continue
             if isinstance(left, Reward) and left.early and left.turn in self._ledger.open:
                 left = self._predicted(left, recorded=place < first)
             elif isinstance(left, ConsentGiven | Forgotten):
-                self._chosen = place
+                self._last_consent_row = place
             if isinstance(left, Batch) and isinstance(row, Batch):
-                found = await self._again(row, left)
-                for at, held in self._passed:  # the desk read them after it gave credit
+                found = await self._recredit(row, left)
+                for at, held in self._passed:  # after the credit, as the desk reads them
                     self._ledger.apply(at, held)
                 self._passed = []
                 if place < first and found.changed:
@@ -154,12 +154,12 @@ class CreditRefold:
             self._ledger.apply(place, left)
 
     def _predicted(self, reward: Reward, *, recorded: bool) -> Reward:
-        """A predicted reward, predicted anew; as recorded if that is to be the same. Raises Corrupt if it is not."""
+        """Predict a predicted reward again. `recorded`: the prediction must match, and the recorded one is returned. Raises Corrupt."""
         tenant, most = self._ledger.open[reward.turn].facts.tenant, self._ledger.config.max_abs
         again = self._ledger.surrogate.predicted(tenant, reward, dict(reward.early), most)
         if not recorded:
             return again
-        unseen = reward.upto < self._chosen  # the desk may not have read yet who was forgotten
+        unseen = reward.upto < self._last_consent_row  # the desk may not have read the latest erasure or consent yet
         if not unseen and not math.isclose(again.value, reward.value, rel_tol=1e-6, abs_tol=1e-6):
             raise Corrupt(
                 f"the reward of turn {reward.turn} was predicted under other settings (reward.surrogate.*) or by another version than now: "
@@ -168,7 +168,7 @@ class CreditRefold:
         return reward
 
     async def _find_erased(self) -> Cursor:
-        """Find the turns to take out; returns the place of the first row about one, past the end of the log if there is none."""
+        """Find the turns to erase. Returns the place of the first row about one, or a place beyond the end of the log if there is none."""
         found, first = set[str](), None
         async for place, row in self._log.read(0, {Turn}):
             if isinstance(row, Turn) and self._erased(place, row):
@@ -177,8 +177,8 @@ class CreditRefold:
         self.erased_turns = frozenset(found)
         return 1 << 62 if first is None else first
 
-    def _left(self, row: Row) -> Row | None:
-        """What is left of a row; None if it is about erased turns alone."""
+    def _without_erased(self, row: Row) -> Row | None:
+        """Return a row without the erased turns; None if it is only about these."""
         gone = self.erased_turns
         match row:
             case Turn():
@@ -204,8 +204,8 @@ class CreditRefold:
             case _:
                 return row
 
-    async def _again(self, recorded: Batch, left: Batch) -> RefoldedBatch:
-        """A batch, of which `left` is left, with its credits at this place in the log."""
+    async def _recredit(self, recorded: Batch, left: Batch) -> RefoldedBatch:
+        """Recompute the credits of a batch, of which `left` remains, at this place in the log."""
         ledger = self._ledger
         ledger.teaching.catch_up()
         if not left.turns:
@@ -214,7 +214,7 @@ class CreditRefold:
         turns, entries = [turn for turn, _ in found], [entry for _, entry in found]
         after = ledger.later_returns(entries, left.upto or None)
         weights = self._weights(recorded, left, turns, entries)
-        row = replace(left, weights=weights, after=behind_last(entries, after))
+        row = replace(left, weights=weights, after=returns_after_cuts(entries, after))
         passed = self._passed_over(left)
         try:
             row = await self._credit.give(row, ledger, found, passed, after, like=recorded)
@@ -225,18 +225,18 @@ class CreditRefold:
     def _weights(
         self, recorded: Batch, left: Batch, turns: Sequence[Turn], entries: Sequence[Matured]
     ) -> tuple[float, ...]:
-        """`Batch.weights` of what is left of a batch, at this place in the log."""
+        """Recompute `Batch.weights` of what remains of a batch, at this place in the log."""
         if left.drawn:
             drawn = dict(zip(left.turns, left.drawn, strict=True))
             relative = relative_weights(entries, drawn, self._ledger.propensity)
-        elif len(left.turns) < len(recorded.turns):  # of an earlier version
+        elif len(left.turns) < len(recorded.turns):  # written by an earlier version
             relative = dict(zip(left.turns, left.weights, strict=bool(left.weights)))
         else:
             return left.weights
         return tuple(batch_weights(turns, relative, even=left.even)) if relative else ()
 
     async def _found(self, left: Batch) -> Sequence[tuple[Turn, Matured]]:
-        """The turns of a batch with their rewards. Raises Corrupt."""
+        """Return the turns of a batch with their rewards. Raises Corrupt."""
         turns = await self._log.find(Turn, [(turn,) for turn in left.turns])
         rewarded = self._rewarded
         found = [(turn, entry) for turn in turns if (entry := rewarded.get(turn.id)) is not None]
@@ -245,7 +245,7 @@ class CreditRefold:
         return found
 
     def _passed_over(self, left: Batch) -> Sequence[Matured]:
-        """The turns that the step of a batch passed over, with their rewards. Raises Corrupt."""
+        """Return the turns that the batch's step passed over, with their rewards. Raises Corrupt."""
         rewarded = self._rewarded
         for _, held in self._passed:
             if held.turn not in rewarded:
@@ -256,11 +256,11 @@ class CreditRefold:
 
     @property
     def _rewarded(self) -> Mapping[str, Matured]:
-        """The turns with a reward and no outcome, by id, those included that present settings keep from being learned from."""
+        """The turns with a reward and no outcome, by id, including those that current settings exclude from training."""
         return self._ledger.matured | self._ledger.doubted
 
     async def samples(self, batch: RefoldedBatch) -> TrainingBatch:
-        """What a trainer learns from a batch; no samples if it is refused."""
+        """Return the samples that a trainer learns from; none if the batch is refused."""
         if batch.refused:
             return TrainingBatch(row=batch.row, samples=())
         return await with_samples(self._log, batch.row, self._credit.answer_ids, self._credit.hints)

@@ -1,10 +1,10 @@
-"""Reward functions: a turn and the signals about it -> one scalar. Pure; named in the config as "module:function".
+"""Reward functions: map a turn and its signals to one scalar. Pure; named in the config as "module:function".
 
-A reward function is called again until it returns a Reward or NoReward. It must return the same answer for the same set of
+A reward function is called repeatedly until it returns a Reward or NoReward. It must return the same answer for the same set of
 signals, regardless of their order, of duplicates and of how late it is called; `considered` ensures this for every function
 here. All signals belong to the turn's own tenant.
 
-The functions here run inside the reward desk, so each must evidently terminate: a loop over the signals and nothing else.
+The functions here run inside the reward desk, so each must obviously terminate: it may loop over the signals and nothing else.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ ACCEPTED = "accepted"
 REJECTED = frozenset({"rejected", "undone"})
 DONE, FAILED = ("task_done", "merged"), ("task_failed", "reverted")
 OUTCOMES = (*DONE, *FAILED)
-"""Signals about the end of a session. Tests are not among them: they are told for the call that made the edit, many times a session."""
+"""Signals about how a session ended. Test results are not among them: they belong to the call that made the edit, many per session."""
 KEPT_A_DAY = "lines_kept_24h"
 KEPT = frozenset({"lines_kept_5m", "lines_kept_1h", "lines_kept_commit", KEPT_A_DAY})
 """The share of the lines written by a turn that is still in place, measured at several times."""
-_MOST_RANGES = 4_096  # of lines of a turn, beyond which its share counts alone
-_MOST_ERRORS = 3  # failed calls that count against a turn, at most
+_MOST_RANGES = 4_096  # most line ranges per turn; beyond that only the share of kept lines counts
+_MOST_ERRORS = 3  # most failed calls that count against a turn
 
 Weight = Annotated[float, Field(ge=0, le=1)]
 
 
 def considered(signals: Iterable[Signal], deadline: float) -> list[Signal]:
-    """The signals that count: one per id, received by `deadline`, neither retracted nor retractions, in the order of their events.
+    """Return the signals that count, in order of occurrence: one per id, received by `deadline`, neither retracted nor retractions.
 
-    The deadline applies to the time of receipt by the server's clock, so that the result is fixed once the deadline has passed,
-    however late it is computed, and a client's clock cannot change it. A retraction counts only if it, too, came in time. It may
-    come before the signal that it names, and cannot itself be retracted.
+    The deadline applies to the time of receipt by the server's clock. So the result is fixed once the deadline has passed, however late it
+    is computed, and a client's clock cannot change it. A retraction also counts only if received by the deadline. It may
+    arrive before the signal that it names, and cannot itself be retracted.
     """
     in_time = {signal.id: signal for signal in signals if signal.received_at <= deadline}
     forgotten = {signal.retracts for signal in in_time.values() if signal.retracts is not None}
@@ -58,18 +58,18 @@ def copilot(
     left: Weight = 0.5,
     outcomes: tuple[str, ...] = OUTCOMES,
 ) -> Reward | Pending | NoReward:
-    """Accepted 1 - t, rejected -t, ignored or nothing shown 0: it pays to show a suggestion iff P(accepted) > t.
+    """Reward 1 - t if accepted, -t if rejected, 0 if ignored or nothing was shown: it pays to show a suggestion iff P(accepted) > t.
 
-    Source: the reward of Cursor's Tab (cursor.com/blog/tab-rl), whose figures 0.75, -0.25 and 0 are t = 0.25. The last of the
+    Source: the reward of Cursor's Tab (cursor.com/blog/tab-rl), whose values 0.75, -0.25 and 0 are t = 0.25. The last of the
     signals `accepted`, `rejected` and `undone` decides, so a suggestion that was accepted and then undone counts as rejected. A
     value of 0 or less says that the event did not happen: `accepted` with value 0 is a rejection, the other two are ignored.
-    A turn without signals gets `silence` as its reward, or NoReward if that is None, for when silence means nothing.
+    A turn without signals gets `silence` as its reward, or NoReward if that is None, for products where silence means nothing.
 
-    A stream that the client closed before its end is worth -t times the probability that a person stopped it, unless a signal decides: 1
-    after the signal `interrupted`, else `left`. Set `left` to 0 for an editor that cancels requests while people type.
+    A stream that the client closed before its end is worth -t times the probability that a person stopped it, unless a signal decides. That
+    probability is 1 after the signal `interrupted`, else `left`. Set `left` to 0 for an editor that cancels requests while people type.
 
-    If somebody accepted it and signals say which of its lines survive (`lines_kept_1h`, ...; the last time that was measured), each line
-    that is kept is worth 1 - t, each other one -t, and the turn their mean: a suggestion of which nothing stays counts as rejected.
+    If the suggestion was accepted and signals say which of its lines survive (`lines_kept_1h`, ...; the latest measurement counts), each
+    line that is kept is worth 1 - t, each other one -t, and the turn their mean: a suggestion of which nothing stays counts as rejected.
 
     If the deciding signal is one of `outcomes`, the reward reaches the whole episode (`RewardReach`).
 
@@ -115,14 +115,14 @@ def tab(
     nothing: Annotated[str, Field(min_length=1)] = "-",
     outcomes: tuple[str, ...] = OUTCOMES,
 ) -> Reward | Pending | NoReward:
-    """As `copilot`, for a model that may suggest nothing: accepted 1 - t, rejected -t, and an answer that is empty or `nothing` 0.
+    """Reward as `copilot`, for a model that may suggest nothing: 1 - t if accepted, -t if rejected, 0 if the answer is empty or `nothing`.
 
     Whether something was suggested is read from the turn itself, not inferred from missing signals: a suggestion without signals
     is `NoReward`, since a 0 would make lost feedback look like silence. Signals about an answer without a suggestion are
     ignored. It pays to suggest iff P(accepted) > t; same source as `copilot`.
 
-    An answer without a suggestion waits for the window like any other: if it were decided at once, batches of the newest turns
-    would hold more of such answers than were served.
+    An answer without a suggestion waits for the window like any other. If it were decided at once, batches of the newest turns
+    would contain more of such answers than were served.
 
     Example: ``"-"`` answered at 10.0 with a window of 30 s -> ``Reward(turn="a:0", value=0.0, function="tab@1", signals=(), at=40.0)``
     """
@@ -175,14 +175,14 @@ def agent(
     outcome: Weight = AgentWeights.outcome,
     outcomes: tuple[str, ...] = OUTCOMES,
 ) -> Reward | Pending | NoReward:
-    """The reward of a coding agent's turn: the sum of `agent_parts`, clipped to [-1, 1], `window` seconds after the turn ended.
+    """Reward a coding agent's turn by the sum of `agent_parts`, clipped to [-1, 1], `window` seconds after the turn ended.
 
-    A turn without signals gets `silence`, or `NoReward` if that is None, since a client that observes nothing sends nothing; one whose
-    client left while it was written has been stopped, with probability `left`. Praise, a call that ran and a conversation that goes on are
+    A turn without signals gets `silence`, or `NoReward` if that is None, since a client that observes nothing sends nothing. A turn whose
+    client disconnected before its end was stopped with probability `left`. Praise, a call that ran and a conversation that continues are
     worth 0: they count as signals, but being liked is not rewarded. If one of `outcomes` is among the signals that are worth something, the
-    reward reaches the whole episode (`RewardReach`), apart from what lines are worth.
+    reward, apart from its lines' part, reaches the whole episode (`RewardReach`).
 
-    Example: half of its lines stand after an hour, and the tests passed -> 0.0 + 0.5
+    Example: half of its lines are kept after an hour, and the tests passed -> 0.0 + 0.5
     """
     deadline = turn.ended_at + window
     if now < deadline:
@@ -213,17 +213,17 @@ def agent(
 
 
 def agent_parts(heard: Sequence[Signal], weights: AgentWeights, stopped: float = 0.0) -> dict[str, float]:
-    """The value of each part of `agent`, from the signals that count, given in order, and the probability that a person stopped the turn
-    while it was written; parts that say nothing are left out.
+    """Return the value of each part of `agent`, without parts that have no signal. `heard` are the signals that count, in order; `stopped`
+    is the probability that a person stopped the turn while it was written.
 
     ====================  ======================================================================================================
     Part                  Worth
     ====================  ======================================================================================================
     `kept lines`          kept x (share of its lines still in place - t), after a day, else as last measured (the commit, an hour, five
-                          minutes): the mean over its calls, or over its lines if each of these signals says which they are. A share,
-                          so that more lines are not worth more; which lines survive decides about their own tokens (`reward.line_credit`)
+                          minutes): the mean over its calls, or over its lines if each of these signals says which they are. It is a share,
+                          so that more lines are not worth more; which lines survive decides their tokens' credit (`reward.line_credit`)
     `tests`               + tests if the last run after its edit passed, - tests if it failed
-    `outcome`             + outcome if the last that was said of the whole task is `task_done` or `merged`, - outcome if it is `task_failed`
+    `outcome`             + outcome if the last signal about the whole task is `task_done` or `merged`, - outcome if it is `task_failed`
                           or `reverted`
     `explicit`            + explicit if somebody accepted it, - explicit if they rejected or undid it, whichever was last
     `dissatisfied`        - dissatisfied if the next message was a retry, a correction or a complaint
@@ -247,7 +247,7 @@ def agent_parts(heard: Sequence[Signal], weights: AgentWeights, stopped: float =
     if ends:
         parts["outcome"] = weights.outcome if ends[-1] in DONE else -weights.outcome
     words = [
-        signal.name == ACCEPTED and signal.value > 0  # accepted, worth 0, is a rejection
+        signal.name == ACCEPTED and signal.value > 0  # `accepted` with value 0 is a rejection
         for signal in heard
         if signal.name == ACCEPTED or (signal.name in REJECTED and signal.value > 0)
     ]
@@ -269,7 +269,7 @@ def agent_parts(heard: Sequence[Signal], weights: AgentWeights, stopped: float =
 
 
 def parts_of(turn: Turn, reward: Reward, signals: Iterable[Signal], options: Mapping[str, Any]) -> dict[str, float]:
-    """The parts of a turn's reward that `agent` gave under these options; {} if another function gave it, or other options applied."""
+    """Return the parts of a reward given by `agent` under these options; {} if another function gave it, or other options applied."""
     if not reward.function.startswith("agent@"):
         return {}
     known = {field.name for field in fields(AgentWeights)}
@@ -280,7 +280,7 @@ def parts_of(turn: Turn, reward: Reward, signals: Iterable[Signal], options: Map
 
 
 def _latest_looks(heard: Sequence[Signal]) -> list[Signal]:
-    """The signals on surviving lines at the last time they were measured, one for each call of a turn."""
+    """Return the latest measurement of surviving lines: one signal for each call of a turn."""
     looks = [signal for signal in heard if signal.name in KEPT]
     names = [signal.name for signal in looks]
     last = KEPT_A_DAY if KEPT_A_DAY in names else names[-1] if names else ""
@@ -288,12 +288,14 @@ def _latest_looks(heard: Sequence[Signal]) -> list[Signal]:
 
 
 def _latest_shares(heard: Sequence[Signal]) -> list[float]:
-    """For each call of a turn, the share of its lines that is still in place, as last measured."""
+    """Return, for each call of a turn, the share of its lines still in place at the latest measurement."""
     return [max(0.0, min(1.0, signal.value)) for signal in _latest_looks(heard)]
 
 
 def _latest_lines(heard: Sequence[Signal]) -> tuple[tuple[LineSurvival, ...], float | None]:
-    """Which lines survive, as last measured, and their share; nothing and None unless each of these signals says so, of other texts."""
+    """Return which lines survived at the latest measurement, and their share; () and None unless each of these signals lists lines, and no
+    two list those of one text.
+    """
     looks = _latest_looks(heard)
     texts = tuple(text for signal in looks for text in signal.lines)
     places = {(text.call, text.argument) for text in texts}
@@ -304,7 +306,7 @@ def _latest_lines(heard: Sequence[Signal]) -> tuple[tuple[LineSurvival, ...], fl
 
 
 def _line_values(texts: Iterable[LineSurvival], *, kept: float, lost: float) -> tuple[LineValues, ...]:
-    """What each line of these texts is worth, by whether it survives."""
+    """Return the value of each line of these texts: `kept` if it survives, else `lost`."""
     return tuple(
         LineValues(
             call=text.call,
@@ -317,8 +319,8 @@ def _line_values(texts: Iterable[LineSurvival], *, kept: float, lost: float) -> 
 
 
 def _stopped(turn: Turn, heard: Sequence[Signal], left: float) -> float:
-    """The probability that a person stopped a turn while it was written: 0 if it ended otherwise; `left` if its client left and nothing
-    says why, since clients also time out.
+    """Return the probability that a person stopped a turn while it was written: 0 if it ended otherwise; `left` if its client disconnected
+    and no signal says why, since clients also time out.
     """
     if turn.finish is not Finish.LEFT:
         return 0.0
@@ -326,7 +328,7 @@ def _stopped(turn: Turn, heard: Sequence[Signal], left: float) -> float:
 
 
 def _happened(heard: Sequence[Signal], *names: str) -> list[str]:
-    """The names of the signals among `names` whose value says that the event happened."""
+    """Return the names of the signals among `names` whose value says that the event happened."""
     return [signal.name for signal in heard if signal.name in names and signal.value > 0]
 
 

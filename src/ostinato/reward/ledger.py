@@ -1,12 +1,12 @@
-"""What the log says about every turn: a fold over its rows, in order, that a restart repeats exactly.
+"""Turn ledger: the state of every turn, as a deterministic fold of the log that a restart reproduces exactly.
 
-Two things are kept apart. A turn's *reward* is what people thought of it. Its *outcome* is what became of it: trained on, or
+A turn has two separate results. Its *reward* is how good it was by people's feedback. Its *outcome* is what became of it: trained on, or
 held back for a recorded reason. Every turn that was served to a person and ended by the policy gets a reward row, or a quarantine
-row that says why not. This includes the control arm, because releases are judged by it; a turn that was cut short or drawn by an
-evaluation gets neither. Every turn gets exactly one outcome, and until then it is waiting.
+row with the reason why it has none. This includes the control arm, because releases are judged by it; a turn that was cut short or sampled
+by an evaluation gets neither. Every turn gets exactly one outcome, and until then it is waiting.
 
-Nothing here reads a clock or the log: the rows alone decide. Only the open turns are held in memory, and of the others as many ids
-as the config allows.
+Nothing here reads a clock or the log: the rows alone determine the state. Only the open turns are held in memory; of the others, as many
+ids as the config allows.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit import EpisodeReturns, TurnReturn, episode_returns
 from ostinato.reward.ledger_entries import (
     TEACHING_ARMS,
+    DecidedTurns,
     Fate,
     Gold,
     Matured,
     OpenTurn,
     PeopleWithTurns,
     Rollout,
-    Said,
-    Settled,
+    SignalRef,
     TurnFacts,
     Unit,
     count_reason,
     matured_turns,
     needs_reward,
-    nobody,
-    said_bytes,
+    no_gold,
+    signal_ref_bytes,
 )
 from ostinato.reward.recent_shares import RecentShares, masses_of, scales_of
 from ostinato.reward.response_propensity import ResponsePropensity
@@ -70,18 +70,18 @@ from ostinato.reward.surrogate import Surrogate
 # ---------------------------------------------------------------- baseline updates
 
 
-class Teaching:
-    """Teaches the baseline in the order of the log.
+class BaselineUpdates:
+    """Trains the baseline in the order of the log.
 
-    Turns with a reward that were held back teach it too: stale ones, and those that found no batch, say what to expect as well as those
-    that were trained on, and where a trainer is slow they are most of what people say. Turns whose rewards did not differ show the level
-    of rewards: a baseline that saw only batches with contrast would expect too little once all turns are praised.
+    Turns that have a reward but were held back train it too. Stale turns, and those that fitted into no batch, are as informative about
+    expected rewards as turns that were trained on, and with a slow trainer they are most of the feedback. Turns whose rewards did not
+    differ show the level of rewards: a baseline that saw only batches with contrast would expect too little once all turns are praised.
 
-    Nobody is taught by what an action led to before that action has been learned from: a turn that was held back while an earlier one of
-    its episode is undecided does not teach, and of what came after a part of an episode the baseline is taught what it expected itself.
-    Taught 0, it would expect too little of every session; taught what is known, it would already expect how the next part ends.
-    `undecided` gives, by unit, the place in the log of the first such turn; `after`, what came of episodes that go on behind these turns,
-    up to a place in the log.
+    The baseline never learns what an action led to before that action itself has been learned from. So a turn held back while an earlier
+    turn of its episode is undecided is skipped, and where an episode continues after a part, the baseline's own prediction stands for the
+    rest (bootstrapping). With 0 it would expect too little of every session; with the true rest, it would know how the next part ends.
+
+    `undecided` gives, by unit, the place of the first undecided turn in the log. `after` is `TurnLedger.later_returns`.
     """
 
     def __init__(
@@ -94,51 +94,51 @@ class Teaching:
         self._baseline = baseline
         self._discount = discount
         self._undecided, self._after = undecided, after
-        self._held: list[Matured] = []
-        self._held_at: float | None = None  # the time that their rows share
-        # the place of the last of these rows: what they teach must not depend on when they are learned from
-        self._held_upto: Cursor = 0
+        self._pending: list[Matured] = []
+        self._pending_at: float | None = None  # the time of their rows, which they share
+        # the place of the last of these rows: what they teach must not depend on when they are processed
+        self._pending_upto: Cursor = 0
 
     def batch(self, entries: Sequence[Matured], after: Mapping[EpisodeKey, LaterReturns]) -> None:
-        """Learn from the turns of a batch, oldest first, with what its row says that came `after` them."""
+        """Train on the turns of a batch, oldest first. `after`: the returns after them that the batch's row records."""
         self.catch_up()
         self._observe(entries, after)
 
     def begin(self, row: Holdback) -> None:
-        """Before a row is taken in: learn from the turns that were held back before, unless this one is held back together with them."""
-        if self._held_at != row.at:
+        """Prepare for a holdback row: train on the turns held back before, unless this row was written together with theirs."""
+        if self._pending_at != row.at:
             self.catch_up()
-            self._held_at = row.at
+            self._pending_at = row.at
 
     def held(self, seq: Cursor, entry: Matured) -> None:
-        """Add one of the turns that are held back together, by the row at `seq`."""
-        self._held.append(entry)
-        self._held_upto = seq
+        """Add a turn that the row at `seq` holds back."""
+        self._pending.append(entry)
+        self._pending_upto = seq
 
     def catch_up(self) -> None:
-        """Learn from the turns that were held back last. Call before using the baseline."""
-        entries, self._held, self._held_at = self._held, [], None
+        """Train on the turns that were held back last. Call before using the baseline."""
+        entries, self._pending, self._pending_at = self._pending, [], None
         first = self._undecided() if entries else {}
         decided = [entry for entry in entries if entry.facts.seq <= first.get(entry.facts.unit, entry.facts.seq)]
-        self._observe(decided, self._after(decided, self._held_upto))
+        self._observe(decided, self._after(decided, self._pending_upto))
 
     def forget(self, gone: Callable[[Person], bool]) -> None:
-        """Drop what waits to be learned from of these people."""
-        self._held = [entry for entry in self._held if not gone(entry.facts.person)]
+        """Drop these people's turns that the baseline has not been trained on yet."""
+        self._pending = [entry for entry in self._pending if not gone(entry.facts.person)]
 
     def snapshot(self) -> dict[str, Any]:
-        """The turns that the baseline has not learned from yet, as JSON's types."""
+        """Return the turns that the baseline has not been trained on yet, as JSON types."""
         return {
-            "held": matured_turns.dump_python(self._held, mode="json"),
-            "at": self._held_at,
-            "upto": self._held_upto,
+            "held": matured_turns.dump_python(self._pending, mode="json"),
+            "at": self._pending_at,
+            "upto": self._pending_upto,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `snapshot`."""
-        self._held = matured_turns.validate_python(state["held"])
-        self._held_at = None if state["at"] is None else float(state["at"])
-        self._held_upto = int(state["upto"])
+        """Restore the state from a `snapshot`."""
+        self._pending = matured_turns.validate_python(state["held"])
+        self._pending_at = None if state["at"] is None else float(state["at"])
+        self._pending_upto = int(state["upto"])
 
     def _observe(self, entries: Sequence[Matured], after: Mapping[EpisodeKey, LaterReturns]) -> None:
         reached = returns_of(entries, self._discount, {key: later.unknown for key, later in after.items()})
@@ -150,7 +150,7 @@ class Teaching:
 def returns_of(
     entries: Sequence[Matured], discount: float, after: Mapping[EpisodeKey, LaterReturns]
 ) -> dict[str, TurnReturn]:
-    """The return of each turn, by id, within these turns, oldest first, and what came `after` them."""
+    """Compute the return of each turn, by id, from these turns, oldest first, and from the returns `after` them."""
     episodes: dict[EpisodeKey, list[Matured]] = defaultdict(list)
     for entry in entries:
         episodes[entry.episode].append(entry)
@@ -178,72 +178,72 @@ KINDS: set[type] = {Turn, Delivered, Signal, Reward, Quarantine, Holdback, Batch
 NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN, FLAT = "no_signal", "too_few", "too_long", "untaken", "flat"
 PASSED_OVER = "passed_over"
 WHOLE = frozenset({NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN, FLAT, PASSED_OVER})  # holdbacks of whole units
-STALE, STALE_TURN = "stale", "stale_turn"  # the latter: of a rollout that goes on without it
-TEACHING = frozenset({NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN, PASSED_OVER, STALE})  # held back, they teach the baseline
-UNDELIVERED, GONE = "undelivered", "gone"  # quarantines of turns about which nobody can have said anything
-GROUPS = 10_000  # groups with an outcome that are remembered, so that none is split
+STALE, STALE_TURN = "stale", "stale_turn"  # stale_turn: a single turn of a rollout that continues without it
+TEACHING = frozenset({NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN, PASSED_OVER, STALE})  # holdbacks that train the baseline
+UNDELIVERED, GONE = "undelivered", "gone"  # quarantines of turns on which nobody can have given feedback
+GROUPS = 10_000  # most groups with an outcome that are remembered, so that late members are recognised
 LATE_GROUP = "late_group"
 GOLD, HELD_OUT, WITHDRAWN, SECRET = "gold", "held_out", "consent:withdrawn", "secret"
 CONTROL = f"arm:{Arm.CONTROL}"
 FORGOTTEN, SIDE = "forgotten", f"purpose:{Purpose.SIDE}"
-_ALONE = 10_000  # turns held back alone that are remembered, with what their sessions came to unknown from there on
+_MOST_ALONE = 10_000  # most turns held back alone that are remembered; behind one, its session's return is unknown
 
 
 def kind_of(reason: str) -> str:
-    """The kind under which a reason is counted. Example: ``kind_of("no_signal: all 4 rewards are 0") == "no_signal"``"""
+    """Return the kind under which a reason is counted. Example: ``kind_of("no_signal: all 4 rewards are 0") == "no_signal"``"""
     return reason.partition(": ")[0]
 
 
 class TurnLedger:
-    """The open turns and the baseline after the rows seen so far. `apply` rows in the order of the log.
+    """The open turns and the baseline after the rows seen so far. Call `apply` with rows in the order of the log.
 
-    `start` is the place in the log that the fold began after; above 0, rows may be about turns that it never saw. The turns of `gold`
-    people get a reward and are held back as ``gold``, those of another arm than `arms` as ``arm:<x>``. A mere reader of a desk's rows
-    need not know either.
+    `start` is the place in the log after which the fold began; above 0, rows may be about turns that it never saw. The turns of `gold`
+    people get a reward and are held back as ``gold``, those of an arm not in `arms` as ``arm:<x>``. A process that only reads a desk's rows
+    needs neither argument.
     """
 
     def __init__(
         self,
         config: RewardConfig,
         start: Cursor = 0,
-        gold: Gold = nobody,
+        gold: Gold = no_gold,
         arms: Collection[Arm] = TEACHING_ARMS,
     ) -> None:
         self.config = config
         self.start = start
         self._gold, self._arms = gold, arms
         self.baseline = Baseline(config.baseline)
-        self.teaching = Teaching(self.baseline, config.discount, self._undecided, self.later_returns)
+        self.teaching = BaselineUpdates(self.baseline, config.discount, self._undecided, self.later_returns)
         self.recent = RecentShares(config.user_steps)
         self.propensity = ResponsePropensity(config.propensity_cap)
         self.surrogate = Surrogate(config.surrogate, config.user_cap, config.longest_wait_s)
         self.passed_over: list[tuple[Person, str]] = []  # by the next batch, which was drawn from more turns
         self.lineage = Lineage()
         self.last_step = 0
-        self.last_batch: Batch | None = None  # None also after a start from a snapshot, where only its step is known
+        self.last_batch: Batch | None = None  # None also after a start from a snapshot, which holds only its step
         self.open: dict[str, OpenTurn] = {}  # reward due, not yet in the log
-        self.touched: dict[str, None] = {}  # open turns with news since they were last asked about
+        self.touched: dict[str, None] = {}  # open turns with new rows since they were last asked about
         self.matured: dict[str, Matured] = {}  # reward known, outcome open
         self.to_hold: dict[str, str] = {}  # turn -> reason: outcome due, not yet in the log
-        self.doubted: dict[str, Matured] = {}  # of these, with a reward: a batch may have taken them
+        self.doubted: dict[str, Matured] = {}  # turns in `to_hold` with a reward: a batch may have taken them
         self.groups: OrderedDict[Unit, None] = OrderedDict()
         self.closed: dict[Unit, None] = {}  # groups whose rollouts have all ended, and which have no outcome yet
         self.alone: OrderedDict[str, TurnFacts] = OrderedDict()  # turns held back without the rest of their sessions
-        self.refusing: dict[Person, None] = {}  # people who do not want their turns to be learned from any more
-        self._people = PeopleWithTurns(lambda: [*(each.person for each in self._kept()), *self.surrogate.people()])
-        self.settled = Settled(config.remember)
-        self.orphans = PendingSignals[Said](
-            most=config.max_orphans, seconds=config.orphan_s, most_bytes=config.orphan_bytes, size=said_bytes
+        self.refusing: dict[Person, None] = {}  # people who have withdrawn consent to learning from their turns
+        self._people = PeopleWithTurns(lambda: [*(each.person for each in self._waiting()), *self.surrogate.people()])
+        self.settled = DecidedTurns(config.remember)
+        self.orphans = PendingSignals[SignalRef](
+            most=config.max_orphans, seconds=config.orphan_s, most_bytes=config.orphan_bytes, size=signal_ref_bytes
         )
         self.alarms = Alarms(config.coverage, start)
         self.counts: Counter[str] = Counter()
         self.held: Counter[str] = Counter()
         self.quarantined: Counter[str] = Counter()
-        self.rollout_turns: dict[Unit, Counter[str]] = {}  # so far, by episode, of the groups without an outcome
-        self._open_in: dict[Unit, dict[Cursor, str]] = {}  # trainable open turns
+        self.rollout_turns: dict[Unit, Counter[str]] = {}  # turns so far by episode, for groups without an outcome
+        self._open_in: dict[Unit, dict[Cursor, str]] = {}  # trainable open turns, by unit and place in the log
 
     def apply(self, seq: Cursor, row: Row) -> None:
-        """Take in one row. Raises Corrupt if the log contradicts itself: a turn trained on twice, or without a reward."""
+        """Take in one row. Raises Corrupt if the log contradicts itself: it trains on a turn twice, or on one without a reward."""
         match row:
             case Turn():
                 self._turn(seq, row)
@@ -260,7 +260,7 @@ class TurnLedger:
             case Alarm():
                 self._alarm(row)
             case ConsentGiven():
-                self._chosen(row)
+                self._consent_given(row)
             case Forgotten():
                 self._forget(row)
             case _:
@@ -272,22 +272,20 @@ class TurnLedger:
             self.surrogate.outage(row.name.removeprefix(COVERAGE), row.at)
 
     def count_step(self, batch: Batch) -> None:
-        """Take in the number of a step and the version that it started from, and nothing of its turns."""
+        """Take in only the number of a step and the version that it started from, not its turns."""
         if batch.base is not None:
             self.lineage = Lineage(first=batch.step, base=batch.base.number)
         self.last_batch, self.last_step = batch, batch.step
 
     def first_open(self, unit: Unit) -> Cursor | None:
-        """The place in the log of a unit's first turn that waits for its reward and may be learned from; None if none does."""
+        """Return the place in the log of a unit's first trainable turn that waits for its reward; None if there is none."""
         return next(iter(self._open_in.get(unit, ())), None)
 
     def later_returns(self, entries: Sequence[Matured], upto: Cursor | None = None) -> dict[EpisodeKey, LaterReturns]:
-        """What came of the episodes that go on behind these turns, given oldest first: the return of the turns behind that are decided, and
-        of the first whose reward is not known what the baseline expects. A turn that was held back alone, by its consent or as secret,
-        counts as one whose reward is not known: nothing may be learned from it, but its session did not end there. Turns beyond `upto`
-        are left out; None: none is.
-
-        Other choices of an episode's last call here do not follow it. Groups are never cut.
+        """Return the returns of episodes that continue after these turns (oldest first): those of the decided turns that
+        follow, and the baseline's prediction at the first turn whose reward is not known. A turn that was held back alone, for lack of
+        consent or as secret, counts as such a turn: nothing may be learned from it, but its session did not end there. Turns beyond `upto`
+        are left out; None: none is. Other choices of an episode's last call here do not follow it. Groups are never cut.
         """
         last = {entry.facts.unit: entry for entry in entries if entry.facts.unit[0] == "episode"}
         rest: dict[Unit, list[Matured]] = {unit: [] for unit in last}
@@ -311,7 +309,7 @@ class TurnLedger:
         return found
 
     def _later_return(self, rest: Sequence[Matured], first: TurnFacts | None) -> LaterReturns:
-        """The return at the first of `rest`, or of `first`, the turn behind these whose reward is not known, if there is any."""
+        """Return the return at the first of `rest`, or, if there is none, at `first`: the next turn whose reward is not known, if any."""
         discount = self.config.discount
         unknown = LaterReturns() if first is None else self._expected(first)
         if not rest:
@@ -323,14 +321,14 @@ class TurnLedger:
         )
 
     def _expected(self, facts: TurnFacts) -> LaterReturns:
-        """What the baseline expects of a turn and those that follow it, no more than the largest reward of one."""
+        """Return the baseline's prediction for a turn and those that follow, clipped to the largest reward of one turn."""
         most = self.config.max_abs
         total, outcome = self.baseline.predict(facts.context), self.baseline.predict_outcome(facts.context)
         total, outcome = min(most, max(-most, total)), min(most, max(-most, outcome))
         return LaterReturns(expected=total - outcome, expected_outcome=outcome).unknown
 
     def rollout_ends(self) -> dict[Rollout, Cursor]:
-        """The place of the last turn of each rollout of a world that has turns without an outcome."""
+        """Return the place of the last turn of each world rollout that has turns without an outcome."""
         ends: dict[Rollout, Cursor] = {}
         for facts in [entry.facts for entry in (*self.matured.values(), *self.open.values())]:
             if facts.unit[0] == "world":
@@ -339,12 +337,12 @@ class TurnLedger:
 
     @property
     def learnable(self) -> int:
-        """The number of people's turns that may yet be trained on."""
+        """The number of people's turns that may still be trained on."""
         open_ = sum(len(places) for unit, places in self._open_in.items() if unit[0] != "world")
         return open_ + sum(not entry.facts.world for entry in self.matured.values())
 
     def _undecided(self) -> dict[Unit, Cursor]:
-        """By unit, the place in the log of the first turn that may yet be learned from."""
+        """Return, by unit, the place in the log of the first turn that may still be learned from."""
         first = {unit: min(places) for unit, places in self._open_in.items()}
         for entry in self.matured.values():
             unit, place = entry.facts.unit, entry.facts.seq
@@ -352,17 +350,17 @@ class TurnLedger:
         return first
 
     def watch(self, facts: TurnFacts) -> None:
-        """Count an open turn into its unit."""
+        """Register an open trainable turn in its unit."""
         if facts.hold is None:
             self._open_in.setdefault(facts.unit, {})[facts.seq] = facts.id
 
-    # ------------------------------------------------------------ turns and what is said about them
+    # ------------------------------------------------------------ turns and signals about them
 
     def _turn(self, seq: Cursor, turn: Turn) -> None:
         self.orphans.advance(turn.ended_at)
         self.counts["ingested"] += 1
         if turn.window is not None and turn.window.begins_with is not None:
-            self._summary(turn.window.begins_with, turn)
+            self._compaction(turn.window.begins_with, turn)
         facts = self._admitted(TurnFacts.of(seq, turn, self.config, self._arms))
         if facts.hold is not None:
             self.to_hold[turn.id] = facts.hold
@@ -370,7 +368,7 @@ class TurnLedger:
         said, most = self.orphans.claim(turn.tenant, turn.id), self.config.max_signals
         if needs_reward(turn):
             self.counts["excess"] += len(said[most:])
-            received = turn.finish is Finish.LEFT  # as much of it as its client took
+            received = turn.finish is Finish.LEFT  # its client received the part before it disconnected
             self.open[turn.id] = OpenTurn(facts=facts, said=said[:most], delivered=received)
             self._people.add(facts.person)
             self.touched[turn.id] = None
@@ -380,7 +378,7 @@ class TurnLedger:
             self.settled.put(turn.id, turn.tenant, Fate.MOOT)
 
     def _admitted(self, facts: TurnFacts) -> TurnFacts:
-        """The facts of a turn that came; `hold` is set if earlier rows say why it will not be learned from."""
+        """Return the facts of a new turn, with `hold` set if earlier rows say why it will not be learned from."""
         if facts.hold is not None:
             return facts
         if facts.unit in self.groups or facts.unit in self.closed:
@@ -393,12 +391,12 @@ class TurnLedger:
             return facts
         numbers = self.rollout_turns.setdefault(facts.unit, Counter())
         numbers[facts.episode] += 1
-        if len(self.rollout_turns) > GROUPS:  # the longest without an outcome
+        if len(self.rollout_turns) > GROUPS:  # drop the group that has waited longest for an outcome
             del self.rollout_turns[next(iter(self.rollout_turns))]
         return replace(facts, number=numbers[facts.episode])
 
-    def _summary(self, turn_id: str, later: Turn) -> None:
-        """A side call with which a window of its episode begins was a compaction, and is learned from as such."""
+    def _compaction(self, turn_id: str, later: Turn) -> None:
+        """Treat a side call as a compaction, and learn from it as such, once a window of its episode begins with it."""
         entry = self.open.get(turn_id)
         if entry is None or self.to_hold.get(turn_id) != SIDE:
             return
@@ -413,26 +411,26 @@ class TurnLedger:
             self._hold_alone(entry.facts, entry.facts.hold)
         self.watch(entry.facts)
         if (places := self._open_in.get(entry.facts.unit)) is not None:
-            self._open_in[entry.facts.unit] = dict(sorted(places.items()))  # it is older than others that are known
+            self._open_in[entry.facts.unit] = dict(sorted(places.items()))  # it may be older than known turns
 
     def side_calls(self) -> dict[str, TurnFacts]:
-        """Side calls that are not held back before their reward is due, since a window may yet begin with one."""
+        """Return the side calls that are not held back until their reward is due, since a window may still begin with one."""
         return {turn: self.open[turn].facts for turn, why in self.to_hold.items() if why == SIDE and turn in self.open}
 
     def _hold_alone(self, facts: TurnFacts | None, reason: str) -> None:
-        """Remember a turn that its session goes on without."""
+        """Remember a turn that was held back while its session continues."""
         alone = reason in (SECRET, FORGOTTEN) or reason.startswith("consent:")
         if alone and facts is not None and facts.unit[0] == "episode":
             self.alone[facts.id] = facts
-            if len(self.alone) > _ALONE:
+            if len(self.alone) > _MOST_ALONE:
                 self.alone.popitem(last=False)
 
-    def _kept(self) -> list[TurnFacts]:
-        """The turns whose reward or outcome is open."""
+    def _waiting(self) -> list[TurnFacts]:
+        """Return the turns whose reward or outcome is open."""
         return [each.facts for each in (*self.open.values(), *self.matured.values(), *self.doubted.values())]
 
-    def _chosen(self, row: ConsentGiven) -> None:
-        """Hold back all that was not learned from yet of a person who takes the consent back."""
+    def _consent_given(self, row: ConsentGiven) -> None:
+        """Record a choice of consent. If it is withdrawn, hold back all of the person's turns that were not learned from yet."""
         if row.level is Consent.YES:
             self.refusing.pop(row.person, None)
             return
@@ -440,14 +438,14 @@ class TurnLedger:
         if row.person not in self._people:
             return
         self.surrogate.forget(lambda person: person == row.person)
-        for facts in self._kept():
+        for facts in self._waiting():
             waits = facts.hold is None or self.to_hold.get(facts.id) == SIDE
             if waits and not facts.world and facts.person == row.person:
                 self.to_hold[facts.id] = WITHDRAWN
 
     def _forget(self, row: Forgotten) -> None:
-        """Drop what is kept under somebody's name, and hold back all that was not learned from yet. Credit that was given stays; from now
-        on the others are compared, and share batches, without them. Their choice of consent outlives it.
+        """Drop what is kept under a person's name, and hold back their turns that were not learned from yet. Credit already given stays, as
+        does their choice of consent. From now on the other people are compared, and share batches, without them.
         """
         self.baseline.forget(row.covers)
         self.teaching.forget(row.covers)
@@ -459,7 +457,7 @@ class TurnLedger:
         self.passed_over = [
             (((person[0], "") if row.covers(person) else person), episode) for person, episode in self.passed_over
         ]
-        for facts in self._kept():
+        for facts in self._waiting():
             if facts.world or not row.covers(facts.person):
                 continue
             if facts.hold is None or self.to_hold.get(facts.id) == SIDE:
@@ -490,7 +488,7 @@ class TurnLedger:
             return
         entry = self.open.get(signal.turn)
         if entry is None:
-            self._signal_about_no_open_turn(seq, signal)
+            self._signal_without_open_turn(seq, signal)
         elif signal.tenant != entry.facts.tenant:
             self.counts["foreign"] += 1
         elif len(entry.said) >= self.config.max_signals:
@@ -501,16 +499,16 @@ class TurnLedger:
             self._close(entry.facts.unit, signal)
 
     def _close(self, unit: Unit, signal: Signal) -> None:
-        """When all rollouts of a group have ended, those of its turns that still have no verdict are asked about for the last time."""
+        """Close a group whose rollouts have all ended: its turns without a verdict are asked about for the last time."""
         if unit[0] != "world" or signal.name != CLOSED or signal.source is not Source.CODE:
             return
         if unit not in self.groups:
             self.closed[unit] = None
-            if len(self.closed) > GROUPS:  # the longest without an outcome: its turns may all be lost
+            if len(self.closed) > GROUPS:  # drop the longest without an outcome: its turns may all be lost
                 del self.closed[next(iter(self.closed))]
         self.touched |= dict.fromkeys(self._open_in.get(unit, {}).values())
 
-    def _signal_about_no_open_turn(self, seq: Cursor, signal: Signal) -> None:
+    def _signal_without_open_turn(self, seq: Cursor, signal: Signal) -> None:
         said = (seq, signal.id, signal.retracts, signal.name)
         self.surrogate.hear(signal.tenant, signal.turn, said, self.config.max_signals)
         matured = self.matured.get(signal.turn)
@@ -527,18 +525,18 @@ class TurnLedger:
             self._late(matured, signal.retracts, trained=known[1] is Fate.TRAINED)
 
     def _late(self, matured: Matured | None, retracts: str | None, *, trained: bool = False) -> None:
-        """Count a signal that came after its turn was decided. If it retracts a signal that the reward of a turn not yet trained on
-        rests on, the turn is held back.
+        """Count a signal that came after its turn was decided. If it retracts a signal on which the reward of a turn not yet trained on
+        is based, the turn is held back.
         """
         self.counts["late"] += 1
         self.counts["retracted"] += trained and retracts is not None
         if matured is not None and retracts in matured.signals:
             self.to_hold[matured.facts.id] = "retracted"
 
-    # ------------------------------------------------------------ what was decided
+    # ------------------------------------------------------------ rewards, quarantines, holdbacks and batches
 
     def _decided(self, seq: Cursor, row: Reward | Quarantine) -> None:
-        """The first row about a turn decides; a later one, from another desk, is ignored."""
+        """Take in a reward or quarantine. The first row about a turn decides; later ones, from another desk, are ignored."""
         entry = self.open.pop(row.turn, None)
         self.touched.pop(row.turn, None)
         if entry is None:
@@ -553,7 +551,7 @@ class TurnLedger:
         )
         if kind_of(hold or "") not in (UNDELIVERED, GONE) and not facts.world:
             self.alarms.decided(facts.tenant, heard=heard, names=names)
-            if facts.hold is None and facts.id not in self.to_hold:  # others' silence must not weigh turns that teach
+            if facts.hold is None and facts.id not in self.to_hold:  # others' silence must not change the weights
                 self.propensity.see(facts.tenant, facts.sampled, row)
         learnable = facts.hold is None and hold is None
         if facts.hold is None and hold is not None:
@@ -568,7 +566,7 @@ class TurnLedger:
     def _rewarded(self, row: Reward, facts: TurnFacts, heard: bool) -> tuple[str | None, Matured]:
         self.counts["rewarded"] += 1
         self.alarms.answered()
-        # bounded, whatever `at` says
+        # bounded, because the function chooses `at`
         since = min(max(row.at, facts.ended_at), facts.ended_at + self.config.longest_wait_s)
         matured = Matured(
             facts=facts,
@@ -580,10 +578,10 @@ class TurnLedger:
             spread=row.line_variance,
             reach=row.reach,
         )
-        return self._unbelievable(row), matured
+        return self._beyond_bound(row), matured
 
     def _follow(self, entry: OpenTurn, row: Reward) -> None:
-        """Wait for a turn's late reward, unless its feedback must not teach or is lost: predictions are learned from."""
+        """Start waiting for a turn's late reward, unless its feedback must not train anything or is lost."""
         facts, control = entry.facts, entry.facts.hold == CONTROL
         silent = (
             facts.person in self.refusing or self._gold(facts.tenant, facts.user) or self.alarms.silenced(facts.tenant)
@@ -599,8 +597,8 @@ class TurnLedger:
             self.alarms.failed(f"{facts.id}: {row.reason}")
         return row.reason
 
-    def _unbelievable(self, reward: Reward) -> str | None:
-        """Why a reward that was written under a wider bound is not learned from; None if it is within the present bound."""
+    def _beyond_bound(self, reward: Reward) -> str | None:
+        """Return why a reward that was written under a wider bound is not learned from; None if it is within the current bound."""
         if abs(reward.value) <= self.config.max_abs:
             return None
         return f"reward_nonsense: {reward.value:g} is beyond reward.max_abs"
@@ -638,7 +636,7 @@ class TurnLedger:
     def _batch(self, batch: Batch) -> None:
         self.orphans.advance(batch.at)
         self.surrogate.expire(batch.at)
-        self.teaching.catch_up()  # while what follows the turns that were held back is still here, as a desk does before it gives credit
+        self.teaching.catch_up()  # while turns behind the held-back ones are here, as a desk does for credit
         taken = [self._taken(batch, turn_id) for turn_id in batch.turns]
         taught = [entry for entry in taken if entry is not None]
         people = [entry for entry in taught if not entry.facts.world]
@@ -661,7 +659,7 @@ class TurnLedger:
         self.count_step(batch)
 
     def _taken(self, batch: Batch, turn_id: str) -> Matured | None:
-        """The entry of a turn that a batch takes; None for a turn from before this fold. Raises Corrupt."""
+        """Remove and return the entry of a turn that a batch takes; None for a turn from before this fold. Raises Corrupt."""
         if entry := self.matured.pop(turn_id, None) or self.doubted.pop(turn_id, None):
             return entry
         known = self.settled.get(turn_id)
@@ -671,7 +669,7 @@ class TurnLedger:
         return None
 
     def _close_group(self, facts: TurnFacts) -> None:
-        """Close the turn's group: members that are still to come are too late."""
+        """Close the turn's group: members that come later are too late."""
         if facts.group is not None:
             self.groups[facts.unit] = None
             self.rollout_turns.pop(facts.unit, None)
@@ -680,7 +678,7 @@ class TurnLedger:
                 self.groups.popitem(last=False)
 
     def _count_tokens(self, what: str, facts: TurnFacts) -> None:
-        """Count the sampled tokens of a rollout's turn by the band of its number: 1 to 4, 5 to 16, 17 to 64, ..."""
+        """Count the sampled tokens of a rollout's turn by the band of its turn number: 1 to 4, 5 to 16, 17 to 64, ..."""
         high = 4
         while facts.number > high:
             high *= 4
@@ -695,5 +693,5 @@ class TurnLedger:
 
 
 def _follows(facts: TurnFacts, end: TurnFacts, upto: Cursor | None) -> bool:
-    """True if a turn of an episode comes after a call of it, and not beyond `upto`."""
+    """Return True if a turn comes after a call of the same episode, and not beyond `upto`."""
     return end.seq < facts.seq and call_of(facts.id) != call_of(end.id) and (upto is None or facts.seq <= upto)

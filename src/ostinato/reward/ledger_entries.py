@@ -1,4 +1,4 @@
-"""Turns as the desk remembers them while their outcome is open: the facts needed to decide, without tokens."""
+"""Entries of the turn ledger: the facts about a turn that the desk keeps until its outcome is decided, without tokens."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit import of_world
 
 Unit = tuple[str, str, str]
-"""Turns that go into one batch together: (kind, tenant, name), with kind "world" (a group of a world's rollouts), "group" or "episode"."""
+"""A unit of turns that go into one batch together: (kind, tenant, name), with kind "world" (a group of rollouts), "group" or "episode"."""
 
 Rollout = tuple[Unit, str]
-"""A group of a simulated world and the episode of one of its rollouts."""
+"""A rollout in a simulated world: its group's unit and its episode."""
 
-Said = tuple[Cursor, str, str | None, str]
+SignalRef = tuple[Cursor, str, str | None, str]
 """A signal about a turn: its place in the log, its id, the id of the signal that it retracts, if any, and its name."""
 
-_NEW_PEOPLE = 10_000  # after so many, and as many as there were, it is looked through again whose turns are kept
+_NEW_PEOPLE = 10_000  # the set is rebuilt once it has grown by this many people and has doubled
 
 LEARNING_ARMS = frozenset({Arm.LIVE, Arm.CANARY, Arm.LEARNER})
 """The arms that serve people and may be learned from."""
 
 TEACHING_ARMS = LEARNING_ARMS | {Arm.WORLD}
-"""All arms that a desk may have learned from: a reader of a desk's rows need not know that desk's own arms."""
+"""All arms that a desk may have learned from. A process that only reads a desk's rows need not know that desk's own arms."""
 
 Gold = Callable[[str, str], bool]
-"""Tenant and user -> whether this person's turns are never learned from: such a holdout shows what the people who teach do not see."""
+"""(tenant, user) -> True if this person's turns are never learned from: a holdout that shows what people who do not teach experience."""
 
 
-def said_bytes(said: Said) -> int:
-    """The bytes of a signal's ids and name."""
+def signal_ref_bytes(said: SignalRef) -> int:
+    """Return the number of bytes of a signal's ids and name."""
     return sum(len(text.encode()) for text in (said[1], said[2] or "", said[3]))
 
 
 class PeopleWithTurns:
-    """Who may have a turn among those that are kept; nobody who has one is missing. `named` gives the people of all of them.
+    """A superset of the people with a turn in the ledger, rebuilt from `named`, which returns the people of all these turns.
 
-    A key's holder can record choices of people whom they invent, and none of these may cost a look at every turn.
+    The holder of an API key can record consent choices for invented people, and such a choice must not cost a scan of all turns.
     """
 
     def __init__(self, named: Callable[[], Iterable[Person]]) -> None:
         self._named, self._most = named, 0
-        self._known: set[Person] | None = None  # None: to be looked through
+        self._known: set[Person] | None = None  # None: must be rebuilt
 
     def __contains__(self, person: Person) -> bool:
         if self._known is None:
@@ -61,15 +61,15 @@ class PeopleWithTurns:
         return person in self._known
 
     def add(self, person: Person) -> None:
-        """Note that a turn of a person is kept from now on."""
+        """Note that a turn of a person is now in the ledger."""
         if self._known is not None:
             self._known.add(person)
             if len(self._known) > self._most:
                 self._known = None
 
 
-def nobody(tenant: str, user: str) -> bool:
-    """No gold people."""
+def no_gold(tenant: str, user: str) -> bool:
+    """Return False for everybody: there are no gold people."""
     return False
 
 
@@ -77,12 +77,10 @@ def nobody(tenant: str, user: str) -> bool:
 class Taught:
     """Whose turns are learned from: people's, and in each step `groups` groups of a simulated world's rollouts (0: none).
 
-    `every`: a step takes all of people's turns that are ready, and waits until that is its even share of those that are not ready.
+    `every`: a step takes all of people's turns that are ready, and waits until they are its even share of those that are not ready yet.
     `worlds_weight`: see `ByOrigin`.
     `corrections`: the weight with which people's corrections are imitated (`reward.demonstrations`); 0: they are not.
-    `values`: the trainer has values of turns, and batches say by which factors people are cut (`Batch.scales`).
-
-    Example: ``Taught(people=False, groups=8)``
+    `values`: the trainer has a value function, and batches record people's scale factors (`Batch.scales`).
     """
 
     people: bool = True
@@ -99,7 +97,7 @@ class Taught:
 
 
 def needs_reward(turn: Turn) -> bool:
-    """True if a person or a world was served this turn, the policy itself ended it, and it may count in metrics."""
+    """Return True if this turn was served to a person or a world, the policy itself ended it, and it may count in metrics."""
     return turn.finish.trainable and turn.arm is not Arm.EVAL and turn.counts
 
 
@@ -109,13 +107,13 @@ def untrainable(
     purposes: Collection[Purpose] = (Purpose.TASK, Purpose.SUBAGENT, Purpose.COMPACTION),
     arms: Collection[Arm] = TEACHING_ARMS,
 ) -> str | None:
-    """Why a turn can never be trained on, known from the turn alone; None if it can. The first reason that applies is given.
+    """Return why a turn can never be trained on, known from the turn alone; None if it can. The first reason that applies is given.
 
-    ``consent:<x>``: sampled under a level that keeps it from the weights. ``finish:<x>``: cut by something other than the policy.
-    ``arm:<x>``: control, evaluation and any other arm that is not in `arms` teach nothing. ``empty``: nothing was sampled. ``greedy``:
-    temperature 0 explores nothing, and the log-probabilities are not those of the choice made. ``top_p``: the tokens were drawn from the
-    head of the distribution, and it is not known which tokens that was, so that even praise for everything would move the policy.
-    ``cold``: sampled below the lowest temperature that is learned from. ``purpose:<x>``: not one of `purposes`. ``secret``: it holds a
+    ``consent:<x>``: sampled under a consent level that excludes training. ``finish:<x>``: cut by something other than the policy.
+    ``arm:<x>``: control, evaluation and any other arm that is not in `arms`. ``empty``: nothing was sampled. ``greedy``: temperature 0
+    explores nothing, and the log-probabilities are not those of the choice made. ``top_p``: the tokens were drawn from the
+    nucleus of the distribution, and it is not known which tokens that contains, so even equal praise for everything would move the policy.
+    ``cold``: sampled below the lowest temperature that is learned from. ``purpose:<x>``: not one of `purposes`. ``secret``: it contains a
     secret or personal data.
     """
     if turn.consent is not Consent.YES:
@@ -139,10 +137,10 @@ def untrainable(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnFacts:
-    """A turn without its tokens. `hold` is why it will not be trained on, None if nothing speaks against it yet.
+    """A turn without its tokens. `hold` is why it will not be trained on, None if no reason is known yet.
 
-    `world`: it belongs to a rollout in a simulated world, as its turn `number`, from 1. `tokens` counts its prompt and the sampled tokens;
-    its prompt begins with all tokens of the turn `parent`. `versions`: the numbers of the policies that sampled, each with its tokens.
+    `world`: it belongs to a rollout in a simulated world, as its turn `number`, from 1. `tokens` counts its prompt and the sampled tokens.
+    Its prompt begins with all tokens of the turn `parent`. `versions`: the number of each policy that sampled, and how many tokens.
 
     Example: ``TurnFacts(seq=12, id="a:0", tenant="default", user="ann", episode="e1", parent=None, group=None, tokens=128,
     versions=((7, 20),), ended_at=10.0, hold=None, context=BaselineInputs(...))``
@@ -166,7 +164,7 @@ class TurnFacts:
 
     @classmethod
     def of(cls, seq: Cursor, turn: Turn, config: RewardConfig, arms: Collection[Arm] = TEACHING_ARMS) -> Self:
-        """The facts of a turn that was read at `seq`."""
+        """Return the facts of a turn that was read at `seq`."""
         return cls(
             seq=seq,
             id=turn.id,
@@ -185,12 +183,12 @@ class TurnFacts:
         )
 
     def unnamed(self) -> Self:
-        """The same about nobody, once the person was forgotten."""
+        """Return the same facts without the person, who was forgotten."""
         return replace(self, user="", context=replace(self.context, person=(self.tenant, "")))
 
     @property
     def person(self) -> Person:
-        """Who was served."""
+        """The person who was served."""
         return (self.tenant, self.user)
 
     @property
@@ -199,11 +197,11 @@ class TurnFacts:
         return self.tokens - self.context.length
 
     def lag(self, lineage: Lineage, step: int) -> float:
-        """Its staleness in steps, for weights after `step` steps: the mean over its tokens, of a world's rollout the oldest token's.
+        """Return the staleness in steps for weights after `step` steps: the mean over tokens; for a world's rollout, that of the oldest.
 
-        People's long answers, over which weights change, would be dropped by their oldest token where short ones are kept: what is learned
-        from would be shorter than what is served. How far the policy has gone from a turn's tokens the trainer measures itself. Worlds are
-        paced by the oldest token.
+        If people's turns were judged by their oldest token, long answers, during which the weights change, would be dropped and short ones
+        kept: the turns learned from would be shorter than those served. The trainer itself measures how far the policy has moved from a
+        turn's tokens. Worlds are paced by the oldest token.
         """
         lags = [(lineage.lag(step, number), tokens) for number, tokens in self.versions]
         if self.world or not lags:
@@ -212,12 +210,12 @@ class TurnFacts:
 
     @property
     def source(self) -> tuple[Person, str]:
-        """Whom it counts for, and its episode."""
+        """The person that the turn counts for, and its episode."""
         return self.context.person, self.episode
 
     @property
     def unit(self) -> Unit:
-        """The unit that goes into a batch with this turn."""
+        """The unit with which the turn goes into a batch."""
         if self.group is None:
             return ("episode", self.tenant, self.episode)
         return ("world" if self.world else "group", self.tenant, self.group)
@@ -225,25 +223,25 @@ class TurnFacts:
 
 @dataclass(slots=True, kw_only=True)
 class OpenTurn:
-    """A turn whose reward is not known. `said` is in the order of the log; `ask_at` is when to ask again, None if never asked about."""
+    """A turn whose reward is not known. `said` is in log order; `ask_at` is when to ask again, None if it was never asked about."""
 
     facts: TurnFacts
-    said: list[Said] = field(default_factory=list[Said])
+    said: list[SignalRef] = field(default_factory=list[SignalRef])
     delivered: bool = False
     ask_at: float | None = None
 
     @property
     def proven(self) -> bool:
-        """True if somebody got the answer: its delivery is on record, or somebody said something about it."""
+        """True if somebody received the answer: its delivery is on record, or there is a signal about it."""
         return self.delivered or bool(self.said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matured:
-    """A turn whose reward is known and whose outcome is open. `signals` are those that the reward rests on.
+    """A turn whose reward is known and whose outcome is open. `signals` are those that the reward is based on.
 
-    `silent`: nothing at all had been said about it when the reward was made. `since`: when the reward was due (Unix seconds).
-    `lines`: the mean value of the lines of which it is known, a part of `value`, and how many there are (`Reward.line_mean`).
+    `silent`: there was no signal about it at all when the reward was computed. `since`: when the reward was due (Unix seconds).
+    `lines`: the mean value of the lines with a value, a part of `value`, and their number (`Reward.line_mean`).
     `spread`: the variance of the lines' values. `reach`: which turns the reward is about.
     """
 
@@ -263,28 +261,28 @@ class Matured:
 
     @property
     def rollout(self) -> Rollout:
-        """The group and the episode that it is a turn of."""
+        """The rollout that it is a turn of."""
         return self.facts.unit, self.facts.episode
 
 
 turn_facts: TypeAdapter[list[TurnFacts]] = TypeAdapter(list[TurnFacts])
-"""Turns' facts as JSON's types, and back."""
+"""Turn facts to and from JSON types."""
 
 open_turns: TypeAdapter[list[OpenTurn]] = TypeAdapter(list[OpenTurn])
-"""Open turns as JSON's types, and back."""
+"""Open turns to and from JSON types."""
 
 matured_turns: TypeAdapter[list[Matured]] = TypeAdapter(list[Matured])
-"""Matured turns as JSON's types, and back."""
+"""Matured turns to and from JSON types."""
 
 
 # ---------------------------------------------------------------- reasons
 
 
-MOST_REASONS = 1000  # that are counted apart
+MOST_REASONS = 1000  # most reasons that are counted separately
 
 
 def count_reason(counts: Counter[str], kind: str) -> None:
-    """Count a kind of reason; of further new ones only the part before the colon: functions make their own (`no_reward:<why>`)."""
+    """Count a kind of reason. Beyond `MOST_REASONS`, new kinds are counted by the part before the colon, as functions invent their own."""
     counts[kind if kind in counts or len(counts) < MOST_REASONS else kind.partition(":")[0]] += 1
 
 
@@ -292,16 +290,16 @@ def count_reason(counts: Counter[str], kind: str) -> None:
 
 
 class Fate(StrEnum):
-    """What became of a turn."""
+    """How far a turn has got."""
 
-    MOOT = "moot"  # an evaluation's, or cut short: no signal about it ever counts
-    DECIDED = "decided"  # its reward, or why it has none, is written; its outcome may be open
+    MOOT = "moot"  # from an evaluation, or cut short: signals about it never count
+    DECIDED = "decided"  # its reward, or the reason why it has none, is written; its outcome may be open
     TRAINED = "trained"
     HELD = "held"
 
 
-class Settled:
-    """The most recently decided turns, by id; the oldest are dropped. `forgot`: some were."""
+class DecidedTurns:
+    """The most recently decided turns, by id; the oldest are evicted. `forgot`: some were."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -309,11 +307,11 @@ class Settled:
         self.forgot = False
 
     def get(self, turn: str) -> tuple[str, Fate] | None:
-        """A turn's tenant and fate; None if it is not remembered."""
+        """Return a turn's tenant and fate; None if it is not remembered."""
         return self._fates.get(turn)
 
     def put(self, turn: str, tenant: str, fate: Fate) -> None:
-        """Remember a turn's fate, or update it."""
+        """Record or update a turn's fate."""
         self._fates[turn] = (tenant, fate)
         if len(self._fates) > self._most:
             self._fates.popitem(last=False)
@@ -323,10 +321,10 @@ class Settled:
         return len(self._fates)
 
     def snapshot(self) -> list[list[str]]:
-        """[turn, tenant, fate], the earliest decided first."""
+        """Return rows [turn, tenant, fate], the earliest decided first."""
         return [[turn, tenant, fate.value] for turn, (tenant, fate) in self._fates.items()]
 
     def restore(self, rows: Sequence[Sequence[str]], *, forgot: bool) -> None:
-        """The inverse of `snapshot`."""
+        """Restore the state from a `snapshot`."""
         self._fates = OrderedDict((turn, (tenant, Fate(fate))) for turn, tenant, fate in rows)
         self.forgot = forgot

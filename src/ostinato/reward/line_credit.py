@@ -1,18 +1,18 @@
-"""Credit line by line: which tokens of a turn wrote which line, and what each line is worth to them. Pure.
+"""Credit by line: which tokens of a turn wrote which line, and the credit that each line gives them. Pure.
 
-A reward that is one number for an answer of m lines tells each line's tokens the sum of m fates, m - 1 of which they did not decide. With
-lines that survive independently, the gradient's signal-to-noise ratio (squared) of an answer is 1 / m of what each line's own fate
-gives: the same precision takes m times as many answers.
+A single reward for an answer of m lines gives each line's tokens the sum of m lines' fates, m - 1 of which they did not decide. If
+lines survive independently, the gradient's signal-to-noise ratio (squared) is then 1 / m of that with each line's own fate: the same
+precision takes m times as many answers.
 
-Exactly, a token is to be credited with all that it can still change: its own line and the later ones (reward-to-go; the lines before
-were decided without it). All later lines at full weight bring the noise back, and none of them would let a bad name in the first line
-go unpunished that costs the next ones. So a line's tokens get the mean of its own value and those of the later lines of the same text,
-the k-th of which weighs LATER^k, as in generalised advantage estimation (arXiv:1506.02438). For independent lines that keeps
-1 - LATER^2 of the squared ratio, 15/16, and a line's own fate decides its sign. What a token does to lines further on is discounted, a
-bias that the gradient of the whole answer does not have. A mean, not a sum: where all lines fare alike, each token gets what it gets
-without line numbers.
+In principle, a token gets credit for all that it can still change: its own line and the later ones (reward-to-go; the lines before
+were decided without it). With all later lines at full weight the noise is back; with none of them, a bad name in the first line
+that spoils the next ones would go unpunished. So a line's tokens get the mean of its own value and those of the later lines of the same
+text, the k-th of which weighs LINE_DISCOUNT^k, as in generalised advantage estimation (arXiv:1506.02438). For independent lines this
+keeps 1 - LINE_DISCOUNT^2 of the squared ratio, 15/16, and a line's own fate decides the sign. A token's effect on lines further on is
+discounted, a bias that whole-answer credit does not have. It is a mean, not a sum: where all lines fare alike, each token gets the same
+credit as without line numbers.
 
-All tokens outside of lines, such as a call's name and path, get the mean of the turn's lines, as they do without line numbers.
+All tokens outside of lines, such as a call's name and path, get the mean of the turn's lines, as without line numbers.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from ostinato.core.errors import BadRequest
 from ostinato.core.line_survival import line_spans
 from ostinato.core.records import LineValues, Reward, Turn
 
-LATER = 0.25
+LINE_DISCOUNT = 0.25
 TokenBytes = Callable[[int], bytes]
 """The bytes of a token's text (`Renderer.token_bytes`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnLines:
-    """What a turn's lines are worth: their `mean`, how many `lines` there are, and for each token of a line its credit, as (token, value).
+    """The values of a turn's lines: their `mean`, the number of `lines`, and for each token of a line its credit, as (token, value).
 
     `known` is empty if it is not known which tokens wrote them.
 
@@ -50,11 +50,11 @@ class TurnLines:
 
     @property
     def differ(self) -> bool:
-        """True if its tokens are to be told apart."""
+        """True if its tokens get different credit."""
         return any(not math.isclose(value, self.mean, abs_tol=1e-9) for _, value in self.known)
 
     def deviations(self, tokens: int, part: float, unit: float) -> NDArray[np.float64]:
-        """What each of so many tokens gets beyond `part`, the turn's share of what lines are worth; both divided by `unit`."""
+        """Return the credit of each of these tokens beyond `part`, the turn's part from lines; both divided by `unit`."""
         found_T = np.zeros(tokens)
         for token, value in self.known:
             found_T[token] = value / unit - part
@@ -65,7 +65,7 @@ NO_LINES = TurnLines()
 
 
 def turn_lines(turn: Turn, reward: Reward, token_bytes: TokenBytes | None) -> TurnLines:
-    """What the lines of a turn are worth to its tokens; no token is known without `token_bytes`, or where lines and tokens do not match."""
+    """Return the values of a turn's lines by token; no token is known without `token_bytes`, or if lines and tokens do not match."""
     mean, lines = reward.line_mean
     starts = None if token_bytes is None else token_starts(turn, token_bytes)
     if starts is None:
@@ -74,7 +74,7 @@ def turn_lines(turn: Turn, reward: Reward, token_bytes: TokenBytes | None) -> Tu
     for text in reward.lines:
         try:
             spans = line_spans(turn, text.call, text.argument, text.lines)
-        except BadRequest:  # lines of an answer that was not in the log yet when they were told
+        except BadRequest:  # the signal describes lines of an answer that was not in the log at that time
             continue
         edges = [start for start, _ in spans]
         worth = discounted(text)
@@ -86,7 +86,7 @@ def turn_lines(turn: Turn, reward: Reward, token_bytes: TokenBytes | None) -> Tu
 
 
 def discounted(text: LineValues) -> dict[int, float]:
-    """Of each line its own value and those of the later lines of the text, as a mean in which the k-th next weighs LATER^k.
+    """Return for each line the mean of its own value and those of the later lines of the text; the k-th next weighs LINE_DISCOUNT^k.
 
     Example: the values 1 and 0 give ``{1: 0.8, 2: 0.0}``
     """
@@ -94,15 +94,15 @@ def discounted(text: LineValues) -> dict[int, float]:
     total = weight = 0.0
     for first, last, value in reversed(text.runs):
         for line in range(last, first - 1, -1):
-            total, weight = value + LATER * total, 1.0 + LATER * weight
+            total, weight = value + LINE_DISCOUNT * total, 1.0 + LINE_DISCOUNT * weight
             found[line] = total / weight
     return found
 
 
 def token_starts(turn: Turn, token_bytes: TokenBytes) -> Sequence[int] | None:
-    """The character of `turn.text` at which each sampled token begins; None if the tokens do not spell the text.
+    """Return the character of `turn.text` at which each sampled token begins; None if the tokens do not spell the text.
 
-    A token within a character begins with it. A tokenizer may write a space before an answer's first word that the text does not have.
+    A token that begins within a character begins with it. A tokenizer may write a space before the first word that the text lacks.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     starts: list[int] = []

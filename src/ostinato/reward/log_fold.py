@@ -1,4 +1,4 @@
-"""The ledger as a fold of the log, with snapshots."""
+"""The turn ledger as a fold of the log, with snapshots."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ostinato.core.seams import Cursor, Folds, Log
 from ostinato.core.staleness import Lineage
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.ledger import KINDS, TurnLedger
-from ostinato.reward.ledger_entries import TEACHING_ARMS, Gold, matured_turns, nobody, open_turns, turn_facts
+from ostinato.reward.ledger_entries import TEACHING_ARMS, Gold, matured_turns, no_gold, open_turns, turn_facts
 
-# ---------------------------------------------------------------- the snapshot
+# ---------------------------------------------------------------- snapshots
 
 
 FORMAT = "ledger@16"
 
 
 def snapshot(ledger: TurnLedger) -> dict[str, Any]:
-    """The whole state of a ledger."""
+    """Return the whole state of a ledger."""
     return {
         "format": FORMAT,
         "start": ledger.start,
@@ -56,9 +56,9 @@ def snapshot(ledger: TurnLedger) -> dict[str, Any]:
 
 
 def restored(
-    state: Mapping[str, Any], config: RewardConfig, gold: Gold = nobody, arms: Collection[Arm] = TEACHING_ARMS
+    state: Mapping[str, Any], config: RewardConfig, gold: Gold = no_gold, arms: Collection[Arm] = TEACHING_ARMS
 ) -> TurnLedger | None:
-    """The ledger that `snapshot` was taken of, with the current config; None for another version's snapshot.
+    """Restore the ledger from a `snapshot`, with the current config; None for another version's snapshot.
 
     Raises AttributeError, LookupError, TypeError or ValueError if `state` is not a snapshot at all.
     """
@@ -106,9 +106,9 @@ class LedgerFold:
 
     Args:
         config: how the log's rows are interpreted.
-        plan: names the function and options that the open turns' next questions are planned for. Under another plan all are asked anew.
+        plan: names the function and options under which open turns' `ask_at` was set. Under another plan all open turns are asked again.
         gold: the people whose turns are never learned from.
-        arms: the arms whose turns may be learned from, those people's excepted.
+        arms: the arms whose turns may be learned from, except gold people's.
         log: the log that is folded; None: only snapshots are restored.
     """
 
@@ -118,7 +118,7 @@ class LedgerFold:
         self,
         config: RewardConfig,
         plan: str = "",
-        gold: Gold = nobody,
+        gold: Gold = no_gold,
         arms: Collection[Arm] = TEACHING_ARMS,
         log: Log | None = None,
     ) -> None:
@@ -128,8 +128,8 @@ class LedgerFold:
         self._log = log
 
     async def begin(self, horizon: Cursor) -> Cursor:
-        """Begin after the rows that retention has dropped. Batches and consents never are: steps are numbered on from the last of them,
-        and who had taken their consent back still has.
+        """Start after the rows that retention has dropped. Batches and consents are never dropped: step numbers continue after the last
+        batch, and withdrawn consents stay withdrawn.
         """
         self.ledger = TurnLedger(self._config, horizon, self._gold, self._arms)
         if horizon and self._log is not None:
@@ -147,11 +147,11 @@ class LedgerFold:
         self.ledger.apply(seq, row)
 
     def state(self) -> dict[str, Any]:
-        """The ledger, and the plan that it was made under."""
+        """Return the ledger's snapshot, and the plan that it was made under."""
         return {"ledger": snapshot(self.ledger), "plan": self._plan}
 
     def restore(self, state: Mapping[str, Any]) -> bool:
-        """The inverse of `state`."""
+        """Restore the fold from `state`. Returns False for another version's snapshot."""
         plan = str(state["plan"])
         ledger = restored(state["ledger"], self._config, self._gold, self._arms)
         if ledger is None:
@@ -163,7 +163,7 @@ class LedgerFold:
 
 
 class LedgerFollower(FoldFollower[LedgerFold]):
-    """Keeps a ledger up to date with the log; saves it every `fold_rows` rows. `folds`: None: nowhere. For the rest see `LedgerFold`."""
+    """Keeps a ledger up to date with the log, and saves it every `fold_rows` rows in `folds` (None: never). Arguments as `LedgerFold`."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class LedgerFollower(FoldFollower[LedgerFold]):
         config: RewardConfig,
         folds: Folds | None = None,
         plan: str = "",
-        gold: Gold = nobody,
+        gold: Gold = no_gold,
         arms: Collection[Arm] = TEACHING_ARMS,
     ) -> None:
         fold = LedgerFold(config, plan, gold, arms, log)
@@ -184,10 +184,10 @@ class LedgerFollower(FoldFollower[LedgerFold]):
 
 
 async def needed_above(folds: Folds, config: RewardConfig, now: float) -> Cursor:
-    """The place in the log above which a desk that starts from its snapshot needs every row; 0 if it has no usable snapshot.
+    """Return the place in the log above which a desk that starts from its snapshot needs every row; 0 if it has no usable snapshot.
 
     A turn that ended in the future, by a wrong clock, would wait until then, so it does not keep rows in the log. If it is gone
-    when its time comes, its outcome says so. Nor does one whose late reward nobody asks for any more.
+    when its time comes, its outcome says so. A turn whose late reward is no longer asked for does not keep rows either.
     """
     found = await folds.load(NAME)
     fold = LedgerFold(config)

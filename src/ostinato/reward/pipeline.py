@@ -1,12 +1,12 @@
 """The reward desk: reads turns and signals from the log, writes rewards, reasons and batches back, and gives the trainer samples.
 
-Its only file is a snapshot of its fold of the log (`log_fold.py`), and it learns of its own rows by reading them back, so a desk
-that was killed and started again decides exactly as one that was not.
+Its only file is a snapshot of its fold of the log (`log_fold.py`). It learns of its own rows by reading them back, so a desk that was
+killed and restarted decides exactly as one that was not.
 
-The order of the log decides about a turn: its reward rests on the signals up to row `Reward.upto`, the last that the desk had
+The order of the log decides about a turn: its reward is based on the signals up to row `Reward.upto`, the last row that the desk had
 read. Reading the log up to that row and calling the function again gives the same reward.
 
-`DeskSource` is what the training loop sees of the desk.
+`DeskSource` is the desk's interface for the training loop.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from ostinato.reward.ledger import (
     TurnLedger,
     returns_of,
 )
-from ostinato.reward.ledger_entries import Gold, Matured, Taught, TurnFacts, Unit, nobody
+from ostinato.reward.ledger_entries import Gold, Matured, Taught, TurnFacts, Unit, no_gold
 from ostinato.reward.line_credit import TokenBytes, TurnLines, turn_lines
 from ostinato.reward.log_fold import LedgerFollower
 from ostinato.reward.protocol import Asker, Unloadable
-from ostinato.reward.recent_shares import cuts_of, masses_of, turn_weights
+from ostinato.reward.recent_shares import masses_of, turn_scales, turn_weights
 from ostinato.reward.scheduler import RewardScheduler
 from ostinato.reward.surrogate import SurrogateQuality
 
@@ -58,9 +58,10 @@ from ostinato.reward.surrogate import SurrogateQuality
 async def recorded(
     log: Log, first: int, last: int, answer_ids: AnswerIds | None = None, hints: HintSource | None = None
 ) -> AsyncIterator[TrainingBatch]:
-    """The batches of steps `first` to `last`, in order; without their corrections if `answer_ids` is None, their hints if `hints` is.
+    """Yield the recorded batches of steps `first` to `last`, in order, without corrections if `answer_ids` is None and without hints if
+    `hints` is.
 
-    Raises Corrupt if a batch, or a turn or reward of it, is not in the log.
+    Raises Corrupt if a batch, or one of its turns or rewards, is not in the log.
     """
     for step in range(first, last + 1):
         found = await log.find(Batch, [(step,)])
@@ -74,7 +75,7 @@ async def recorded(
 async def with_samples(
     log: Log, row: Batch, answer_ids: AnswerIds | None = None, hints: HintSource | None = None
 ) -> TrainingBatch:
-    """A batch's row with its samples and, if they are given, its corrections and hints. Raises Corrupt if a turn or reward is missing."""
+    """Return a recorded batch with its samples and, if asked for, corrections and hints. Raises Corrupt if a turn or reward is missing."""
     identities = [(turn,) for turn in row.turns]
     turns, rewards = await log.find(Turn, identities), await log.find(Reward, identities)
     made = training_batch(row, turns, rewards)
@@ -88,7 +89,7 @@ async def with_samples(
 
 
 def training_batch(batch: Batch, turns: Sequence[Turn], rewards: Sequence[Reward]) -> TrainingBatch:
-    """A batch's row with its samples, in the row's order. Raises Corrupt if one of its turns or rewards is missing."""
+    """Return a recorded batch with its samples, in the row's order. Raises Corrupt if one of its turns or rewards is missing."""
     values = {reward.turn: reward.value for reward in rewards}
     known = {turn.id: turn for turn in turns if turn.id in values}
     missing = [turn_id for turn_id in batch.turns if turn_id not in known]
@@ -113,7 +114,7 @@ def training_batch(batch: Batch, turns: Sequence[Turn], rewards: Sequence[Reward
 
 
 def batch_weights(turns: Sequence[Turn], relative: Mapping[str, float], *, even: bool) -> list[float]:
-    """Each turn's weight in a batch: people's turns as `turn_weights` has it, times their `relative` weights, if there are any."""
+    """Return each turn's weight in a batch. People's turns get those of `turn_weights`, times their `relative` weights, if any."""
     people = [turn for turn in turns if not of_world(turn)]
     equal = turn_weights([(turn.tenant, turn.episode) for turn in people], even=even)
     if relative:
@@ -124,12 +125,12 @@ def batch_weights(turns: Sequence[Turn], relative: Mapping[str, float], *, even:
     return [next(simulated if of_world(turn) else served) for turn in turns]
 
 
-# ---------------------------------------------------------------- credit at a place in the log
+# ---------------------------------------------------------------- credit as of a place in the log
 
 
 @dataclass(frozen=True, slots=True)
 class BatchCredit:
-    """Gives credit to the turns of batches, each as of the rows that a ledger has read. For its parts see `RewardDesk`.
+    """Computes the credit of the turns of batches, as of the rows that a ledger has read. For its fields see `RewardDesk`.
 
     Example: ``row = await BatchCredit(log, Taught(), None, None, None).give(row, ledger, found, (), {})``
     """
@@ -149,42 +150,42 @@ class BatchCredit:
         after: Mapping[EpisodeKey, LaterReturns],
         like: Batch | None = None,
     ) -> Batch:
-        """The row with the credits of its turns, and with its corrections, hints and people's factors. Raises NoSignal.
+        """Return the row with the credits of its turns, its corrections, hints and people's scale factors. Raises NoSignal.
 
         Args:
             row: of a batch; its turns and their weights count.
-            ledger: of the rows before it.
-            found: its turns.
-            passed: the turns that it passed over.
-            after: what came of its episodes that go on.
-            like: a recorded row: only what that has is given besides the credits; None: whatever the settings say.
+            ledger: the state after the rows before it.
+            found: the batch's turns.
+            passed: the turns that the batch passed over.
+            after: the returns of its episodes that continue.
+            like: a recorded row: besides credits, only what that row has is computed; None: whatever the settings say.
         """
         config, turns, entries = ledger.config, [turn for turn, _ in found], [entry for _, entry in found]
         people = [entry.facts.source for entry in (*entries, *passed) if not entry.facts.world]
         masses = masses_of(people, even=True)
         weights = dict(zip(row.turns, row.weights, strict=True)) if row.weights else None
-        lines = await lines_of(self.log, self.token_bytes, found)
+        lines = await turn_lines_of(self.log, self.token_bytes, found)
         outcomes = {entry.facts.id for entry in entries if entry.reach is RewardReach.EPISODE}
         single = SingleRollout(
             config, ledger.baseline, ledger.recent, weights, masses=masses, lines=lines, outcomes=outcomes
         )
         worlds: Credit = GroupRelative(equal_states=config.equal_states)
         if config.belief.strength:
-            beliefs = await beliefs_of(self.log, turns)
+            beliefs = await belief_changes_of(self.log, turns)
             worlds = BeliefWeighted(worlds, beliefs, strength=config.belief.strength, most=config.belief.most)
         credit = ByOrigin(people=single, worlds=worlds, worlds_weight=self.taught.worlds_weight, weights=weights)
         credits = credit(by_episode(turns, after), {entry.facts.id: entry.value for entry in entries})
-        cuts = cuts_of(turns, masses, ledger.recent, config)
+        cuts = turn_scales(turns, masses, ledger.recent, config)
         return replace(
             row,
             credits=tuple(credits[turn.id] for turn in turns),
-            shown=await self._shown(turns, cuts) if like is None or like.shown else (),
+            shown=await self._correction_weights(turns, cuts) if like is None or like.shown else (),
             hints=await self.hints.hints(turns, credits, cuts) if self.hints and (like is None or like.hints) else (),
             scales=tuple(cuts.values()) if (self.taught.values if like is None else like.scales) else (),
         )
 
-    async def _shown(self, turns: Sequence[Turn], cuts: Mapping[str, float]) -> tuple[float, ...]:
-        """The weight of each turn's correction. A person's are cut as their turns are."""
+    async def _correction_weights(self, turns: Sequence[Turn], cuts: Mapping[str, float]) -> tuple[float, ...]:
+        """Return the weight of each turn's correction, scaled down by the same factor as its author's turns."""
         if not self.taught.corrections or self.answer_ids is None:
             return ()
         rewards = await self.log.find(Reward, [(turn.id,) for turn in turns])
@@ -192,8 +193,8 @@ class BatchCredit:
         return demonstration_weights(turns, texts, list(cuts.values()), self.answer_ids, self.taught.corrections)
 
 
-async def beliefs_of(log: Log, turns: Sequence[Turn]) -> dict[str, float]:
-    """How much turns of simulated worlds changed the belief in the known answer, where rollouts say so."""
+async def belief_changes_of(log: Log, turns: Sequence[Turn]) -> dict[str, float]:
+    """Return by how much each turn of a simulated world changed the belief in the known answer, where its rollout reported that."""
     wanted = [(turn.tenant, belief_id(turn.id)) for turn in turns if of_world(turn)]
     said = await log.find(Signal, wanted) if wanted else []
     return {
@@ -203,10 +204,10 @@ async def beliefs_of(log: Log, turns: Sequence[Turn]) -> dict[str, float]:
     }
 
 
-async def lines_of(
+async def turn_lines_of(
     log: Log, token_bytes: TokenBytes | None, chosen: Sequence[tuple[Turn, Matured]]
 ) -> dict[str, TurnLines]:
-    """What single lines are worth, by turn, where rewards say so."""
+    """Return the values of single lines, by turn, for rewards that have them."""
     turns = {turn.id: turn for turn, entry in chosen if entry.lines[1]}
     rewards = await log.find(Reward, [(turn,) for turn in turns]) if turns else []
     return {reward.turn: turn_lines(turns[reward.turn], reward, token_bytes) for reward in rewards}
@@ -223,18 +224,18 @@ class RewardDesk:
 
     Args:
         log: the log to read and write.
-        asker: asks the reward function.
+        asker: calls the reward function.
         clock: Unix seconds.
-        config: how rewards and credit are made.
+        config: how rewards and credit are computed.
         folds: where the desk's state is saved between starts; None: the log is read from its first row.
-        numerics: the id of the only contract whose turns may be trained on; None: any.
+        numerics: the id of the only numerics contract whose turns may be trained on; None: any.
         gold: the people whose turns are never trained on.
-        taught: whether people's turns are trained on, a batch of them or all, and how many groups of rollouts go into a step.
-        held_out: the prompts that candidates are measured on: turns that begin with one are never trained on.
-        token_bytes: the bytes of a token's text; None: all tokens of a turn get the same credit.
-        answer_ids: the tokens of a correction; None: none is imitated.
-        hint_tokens: the tokens of a prompt with a hint; None: nothing is learned from hints.
-        late_asker: asks for late rewards (`reward.surrogate`); None: none is predicted.
+        taught: whose turns are trained on, whether a batch of people's turns or all of them, and how many groups of rollouts per step.
+        held_out: the prompts on which candidates are evaluated; turns that begin with one are never trained on.
+        token_bytes: returns the bytes of a token's text; None: all tokens of a turn get the same credit.
+        answer_ids: returns the tokens of a correction; None: no correction is imitated.
+        hint_tokens: returns the tokens of a prompt with a hint; None: nothing is learned from hints.
+        late_asker: calls the function of late rewards (`reward.surrogate`); None: none is predicted.
 
     Example::
 
@@ -251,7 +252,7 @@ class RewardDesk:
         *,
         folds: Folds | None = None,
         numerics: str | None = None,
-        gold: Gold = nobody,
+        gold: Gold = no_gold,
         taught: Taught | None = None,
         held_out: HeldOutPrompts | None = None,
         token_bytes: TokenBytes | None = None,
@@ -275,12 +276,12 @@ class RewardDesk:
 
     @property
     def lineage(self) -> Lineage:
-        """Where the trainer last went back to, as of the batches read so far."""
+        """The trainer's last return to an earlier version, as of the batches read so far."""
         return self._reading.ledger.lineage
 
     @property
     def surrogate(self) -> Mapping[str, SurrogateQuality]:
-        """By tenant, how well late rewards were predicted, as of the rows read so far."""
+        """How well late rewards were predicted, by tenant, as of the rows read so far."""
         return self._reading.ledger.surrogate.qualities()
 
     @property
@@ -304,21 +305,21 @@ class RewardDesk:
             await self._poll()
 
     async def turns(self, steps: int, size: int, base: PolicyVersion | None = None) -> list[Turn]:
-        """The turns that a batch would be made of now: at least `size`, whole episodes and groups, the newest of each tenant.
+        """Return the turns of which a batch would be made now: at least `size`, in whole episodes and groups, the newest of each tenant.
 
-        [] if there are too few. For a trainer that took `steps` steps (and now goes back to `base`, if given). Turns left over are
-        held back once they are too stale, ``stale:<lag>``, or if too few others came for a long time, ``too_few``. Turns made under a
-        contract that may not be trained on are held back, ``numerics:<id>``: here and not when they are read, because a recorded
-        batch must not change when the trainer's own contract does. So are turns whose silence is no longer believed, ``coverage``,
-        and those that are too long for a batch, ``too_long``: with long turns a batch has fewer than `size`.
+        Returns [] if there are too few. `steps` is the number of steps that the trainer has taken; it goes back to `base` now, if given.
+        This also holds turns back. Turns left over are held back once they are too stale, ``stale:<lag>``, or if too few others came for a
+        long time, ``too_few``. Turns sampled under another numerics contract are held back, ``numerics:<id>``: here and not when they are
+        read, because a recorded batch must not change when the trainer's own contract does. So are turns whose silence is no longer
+        trusted, ``coverage``, and those that are too long for a batch, ``too_long``: with long turns a batch has fewer than `size`.
         """
         async with self._busy:
             return [turn for turn, _ in (await self._fetch(steps, size, base))[0]]
 
     async def ready(self, steps: int, size: int, base: PolicyVersion | None = None) -> list[TurnFacts]:
-        """As `turns`, without reading the turns from the log: for a trainer that may take no step now, however many are ready.
+        """Return the facts of `turns`, without reading the turns from the log: for a trainer that may take no step now.
 
-        While steps are taken, waiting turns become stale, which ends their wait. Without steps their age must end it: a unit that such
+        While steps are taken, waiting turns become stale, which ends their wait. Without steps, their age must end it: a unit that such
         a batch would not take is held back as ``untaken`` once its reward was due `batch_wait_s` ago. A trainer that takes steps loses
         no turns to their age.
         """
@@ -331,7 +332,7 @@ class RewardDesk:
     async def batch(
         self, step: int, size: int, reference: PolicyVersion, base: PolicyVersion | None = None
     ) -> TrainingBatch | None:
-        """The samples of optimizer step `step` (from 1), recorded in the log before they are returned; None if too few are ready.
+        """Make the batch of optimizer step `step` (from 1) and record it in the log before returning it; None if too few turns are ready.
 
         A step that the log already holds is returned as recorded, so that a killed step is repeated identically. Staleness is
         measured against the trainer's version before step n, which is n - 1, or `base` if the trainer goes back to that first.
@@ -352,7 +353,7 @@ class RewardDesk:
             return await self._record(step, turns, chosen, reference, base) if turns else None
 
     async def history(self, after_step: int = 0) -> AsyncIterator[TrainingBatch]:
-        """The recorded batches with a step above `after_step`, oldest first: what a restarted trainer replays.
+        """Yield the recorded batches with a step above `after_step`, oldest first, for a restarted trainer to replay.
 
         Raises Corrupt if a batch, or a turn or reward that it names, is not in the log.
         """
@@ -361,18 +362,18 @@ class RewardDesk:
             yield batch
 
     def recorded(self, first: int, last: int) -> AsyncIterator[TrainingBatch]:
-        """The batches of steps `first` to `last` as recorded, in order. Raises Corrupt as `history`."""
+        """Yield the recorded batches of steps `first` to `last`, in order. Raises Corrupt as `history`."""
         return recorded(self._log, first, last, self._credit.answer_ids, self._credit.hints)
 
     async def last_batch(self) -> Batch:
-        """The row of the newest batch. Raises Corrupt if the log has none."""
+        """Return the row of the newest batch. Raises Corrupt if the log has none."""
         found = await self._log.find(Batch, [(self.last_step,)])
         if not found:
             raise Corrupt(f"batch {self.last_step} is no longer in the log: restore the log")
         return found[0]
 
     async def restart(self, step: int, base: PolicyVersion, reference: PolicyVersion) -> Batch:
-        """Record a step without turns that starts from the weights of `base`: what was recorded before it is not repeated.
+        """Record a step without turns that starts from the weights of `base`; batches recorded before it are not replayed.
 
         Raises Conflict if the log has another batch of this step.
         """
@@ -385,23 +386,23 @@ class RewardDesk:
         return row
 
     async def save(self) -> None:
-        """Save the fold of the log so far, so that the next start reads on from here. Raises StorageFull."""
+        """Save a snapshot of the fold, so that the next start reads on from here. Raises StorageFull."""
         async with self._busy:
             await self._reading.save()
 
     async def close(self) -> None:
-        """Close the process that runs the reward function, if there is one, and save. If the disk is full only the snapshot is lost."""
+        """Stop the process of the reward function, if any, and save a snapshot. If the disk is full, only the snapshot is lost."""
         await self._asker.close()
         if self._late_asker is not None:
             await self._late_asker.close()
         with contextlib.suppress(StorageFull):
             await self.save()
 
-    # ------------------------------------------------------------ rewards and reasons
+    # ------------------------------------------------------------ rewards, quarantines and holdbacks
 
     async def _poll(self) -> None:
         now = self._clock()
-        # after the clock was read: a signal that this time admits must have been readable
+        # the clock is read first: every signal received by then must already be readable
         await self._reading.catch_up()
         await self._settle(now)
         ledger = self._reading.ledger
@@ -420,7 +421,7 @@ class RewardDesk:
             await self._settle(now)
 
     async def _learn_late(self, now: float) -> None:
-        """Write the late rewards that are known, from which predictions are learned."""
+        """Write the late rewards that are known now, on which the predictor is trained."""
         ledger = self._reading.ledger
         try:
             more = True
@@ -432,7 +433,7 @@ class RewardDesk:
             await self._alarm_unloadable(str(error), now, LATE_FUNCTION)
 
     async def _settle(self, now: float) -> None:
-        """Write the outcomes and alarms that follow from what was read."""
+        """Write the outcomes and alarms that follow from the rows read."""
         ledger = self._reading.ledger
         later = ledger.side_calls()
         due = ((turn, reason) for turn, reason in ledger.to_hold.items() if turn not in later)
@@ -450,8 +451,8 @@ class RewardDesk:
     async def _fetch(
         self, steps: int, size: int, base: PolicyVersion | None
     ) -> tuple[list[tuple[Turn, Matured]], ChosenTurns]:
-        """What `_choose` returns, with its turns; those whose turns are erased, not in the log any more or about a held-out prompt are held
-        back.
+        """Choose a batch as `_choose` does and read its turns. Turns that are erased, no longer in the log or begin with a held-out prompt
+        are held back, and the choice is repeated.
         """
         while entries := (chosen := await self._choose(steps, size, base)).entries:
             turns = await self._log.find(Turn, [(entry.facts.id,) for entry in entries])
@@ -464,7 +465,7 @@ class RewardDesk:
         return [], chosen
 
     async def _choose(self, steps: int, size: int, base: PolicyVersion | None) -> ChosenTurns:
-        """Hold back the turns that cannot be learned from any more, and select a batch from the rest. See `turns`."""
+        """Hold back the turns that can no longer be learned from, and choose a batch from the rest. See `turns`."""
         now, ledger = self._clock(), self._reading.ledger
         lineage = ledger.lineage if base is None else Lineage(first=steps + 1, base=base.number)
         unfit = {turn: why for turn, entry in ledger.matured.items() if (why := self._unfit(entry, lineage, steps))}
@@ -472,9 +473,9 @@ class RewardDesk:
         parts = batching.ready_parts(
             ledger.matured.values(), ledger.first_open, now=now, config=self._config, closed=ledger.closed
         )
-        judged = [(part, batching.useless_part(part, self._config)) for part in parts]
+        judged = [(part, batching.rejection_reason(part, self._config)) for part in parts]
         await self._hold({entry.facts.id: why for part, why in judged if why for entry in part.entries}, now)
-        chosen = self._deal([part for part, why in judged if not why], size, lineage, steps)
+        chosen = self._choose_parts([part for part, why in judged if not why], size, lineage, steps)
         if chosen is None:
             return ChosenTurns()
         if not chosen.entries:
@@ -482,8 +483,8 @@ class RewardDesk:
         return chosen
 
     def _with_groups(self, unfit: Mapping[str, str]) -> dict[str, str]:
-        """Why turns are held back, with the groups of rollouts that fall with them. A turn that is too stale falls alone if its rollout
-        goes on behind it and it has no reward: then the returns that the group's rollouts are compared by stay as they are.
+        """Return why turns are held back, including the groups of rollouts that are held back with one of their turns. A stale turn is held
+        back alone if its rollout continues after it and it has no reward, because then the returns of the group's rollouts do not change.
         """
         ledger = self._reading.ledger
         ends = ledger.rollout_ends() if any(kind.startswith(STALE) for kind in unfit.values()) else {}
@@ -500,14 +501,16 @@ class RewardDesk:
         whole = {turn: groups[each.facts.unit] for turn, each in ledger.matured.items() if each.facts.unit in groups}
         return alone | whole
 
-    def _deal(self, parts: Sequence[LearnablePart], size: int, lineage: Lineage, steps: int) -> ChosenTurns | None:
-        """People's turns, if there are enough of them, and groups of rollouts: as many as a step takes, or fewer if people's turns
-        are taken too. A group that is longer than a batch is a step of its own, every other one if people's turns are ready. None if a step
-        should wait for others. What is not learned from any more, since the settings changed, is left to grow stale.
+    def _choose_parts(
+        self, parts: Sequence[LearnablePart], size: int, lineage: Lineage, steps: int
+    ) -> ChosenTurns | None:
+        """Choose people's turns, if there are enough, and groups of rollouts: as many as a step takes, or fewer if people's turns are taken
+        too. A group larger than a batch gets a step of its own, or every other step while people's turns are ready. Return None if the step
+        should wait for more turns. Parts that the settings no longer learn from are left to become stale.
         """
         parts = [part for part in parts if (self._taught.groups if part.world else self._taught.people)]
         people = [part for part in parts if not part.world]
-        served: Sequence[Matured] = batching.dealt(people, size=size, config=self._config, every=self._taught.every)
+        served: Sequence[Matured] = batching.fair_deal(people, size=size, config=self._config, every=self._taught.every)
         oldest = min((part for part in parts if part.world), key=lambda part: part.entries[0].facts.seq, default=None)
         if oldest and oldest.tokens > self._config.batch_tokens and (not served or steps % 2):
             return ChosenTurns(entries=oldest.entries)
@@ -522,14 +525,14 @@ class RewardDesk:
         ids = {entry.facts.id for entry in served}
         used = sum(part.tokens for part in parts if part.first in ids)
         left = self._config.batch_tokens - used
-        simulated = batching.gathered(
+        simulated = batching.choose_groups(
             [part for part in parts if part.world], groups=self._taught.groups, tokens=left, fewer=bool(served)
         )
         entries = sorted([*served, *simulated], key=lambda entry: entry.facts.seq)
         return ChosenTurns(entries=entries) if draw is None else replace(draw, entries=entries)
 
     def _draw(self, people: Sequence[LearnablePart], fair: Sequence[Matured], steps: int) -> ChosenTurns:
-        """Draw from people's turns, more of which are ready than a step can hold."""
+        """Draw a sample of people's turns, if more are ready than a step can hold."""
         baseline = self._reading.ledger.baseline
         after = self._reading.ledger.later_returns([entry for part in people for entry in part.entries])
 
@@ -543,13 +546,13 @@ class RewardDesk:
             return math.sqrt(sum(square * tokens for square, tokens in zip(squares, sampled, strict=True)))
 
         seed = f"{steps} {fair[0].facts.id}"
-        return batching.drawn(
+        return batching.draw_batch(
             people, {entry.facts.id for entry in fair}, noise=noise, most=self._config.batch_tokens, seed=seed
         )
 
     def _even_share(self, served: Sequence[Matured], lineage: Lineage, steps: int) -> float:
-        """A step's even share of people's turns that may be learned from, beside these: one that k more steps can take before it is too
-        stale counts 1 / k. 0 where every step makes all of them too stale, and waiting gains nothing.
+        """Return a step's even share of people's trainable turns other than these, in turns: a turn that k more steps can take before it is
+        too stale counts 1 / k. 0 if every step makes all of them too stale, since then waiting gains nothing.
         """
         ledger, most = self._reading.ledger, self._config.max_staleness
         if most == 0:
@@ -564,15 +567,15 @@ class RewardDesk:
         return sum(1.0 / math.floor(most - lag + 1) for lag in lags if lag <= most)
 
     async def _give_up(self, kind: str, why: str, taken: Container[Unit] = ()) -> None:
-        """Hold back the turns that have waited too long to be learned from, except for the units that a batch would take."""
+        """Hold back the turns that have waited too long to be learned from, except the units that a batch would take."""
         now, ledger, wait = self._clock(), self._reading.ledger, self._config.batch_wait_s
         waiting = [entry for entry in ledger.matured.values() if entry.facts.unit not in taken]
-        late = batching.waited_in_vain(waiting, ledger.first_open, now=now, config=self._config)
+        late = batching.timed_out_turns(waiting, ledger.first_open, now=now, config=self._config)
         reason = f"{kind}: {why} in {wait:g} s (reward.batch_wait_s)"
         await self._hold({entry.facts.id: reason for entry in late}, now)
 
     def _unfit(self, entry: Matured, lineage: Lineage, steps: int) -> str | None:
-        """Why a turn whose reward is known is not trained on; None if it may be."""
+        """Return why a turn with a known reward is not trained on; None if it may be."""
         facts = entry.facts
         if facts.id in self._reading.ledger.to_hold:
             return self._reading.ledger.to_hold[facts.id]
@@ -591,7 +594,7 @@ class RewardDesk:
         reference: PolicyVersion,
         base: PolicyVersion | None,
     ) -> TrainingBatch:
-        """Give credit and write the batch, with the turns that it passed over. Raises NoSignal, Conflict."""
+        """Compute the credit, and write the batch and the holdbacks of the turns that it passed over. Raises NoSignal, Conflict."""
         ledger = self._reading.ledger
         ledger.teaching.catch_up()
         turns, entries = [turn for turn, _ in found], [entry for _, entry in found]
@@ -606,7 +609,7 @@ class RewardDesk:
             base=base,
             even=True,
             weights=tuple(batch_weights(turns, relative, even=True)) if relative else (),
-            after=batching.behind_last(entries, after),
+            after=batching.returns_after_cuts(entries, after),
             upto=self._reading.cursor,
             drawn=tuple(chosen.weights.get(turn.id, 1.0) for turn in turns),
         )
@@ -619,7 +622,7 @@ class RewardDesk:
             Holdback(turn=entry.facts.id, reason=f"{PASSED_OVER}: step {step} drew others", at=batch.at)
             for entry in chosen.passed
         ]
-        await self._log.append(*passed, batch)  # at once: whoever was passed over is not drawn from again
+        await self._log.append(*passed, batch)  # in one transaction, so that no turn passed over is drawn again
         await self._reading.catch_up()
         if ledger.last_batch != batch:
             raise Conflict(f"another process wrote batch {step}; only one trainer may use a log: stop the other")
@@ -636,18 +639,18 @@ class RewardDesk:
             await self._reading.catch_up()
 
 
-# ---------------------------------------------------------------- source of the trainer
+# ---------------------------------------------------------------- the trainer's source of batches
 
 
 class DeskSource:
     """Waits for turns whose rewards are known, and makes batches of them.
 
-    `base` is the release that the next step starts from, if not from the last one; it is set by the code that sends the trainer back.
+    `base` is the release that the next step starts from, if not from the last step; the code that sends the trainer back sets it.
 
     Args:
-        desk: where turns become samples.
-        live: the release that the KL penalty is measured against, looked up anew for each batch.
-        size: turns per batch, at least, since whole episodes are taken; fewer only where no more fit into `reward.batch_tokens`.
+        desk: makes samples of turns.
+        live: looks up the release that the KL penalty is measured against, anew for each batch.
+        size: least number of turns per batch; whole episodes may exceed it. There are fewer only if no more fit into `reward.batch_tokens`.
         poll_s: seconds between two reads of the log.
     """
 
@@ -666,12 +669,12 @@ class DeskSource:
             await asyncio.sleep(self._poll_s)
 
     async def look(self) -> int:
-        """For a trainer that may take no step now: write the rewards and outcomes that are due. Returns a batch's number of turns."""
+        """Write the rewards and outcomes that are due, for a trainer that may take no step now. Return the number of turns of a batch."""
         await self._desk.poll()
         return len(await self._desk.ready(self._desk.last_step, self._size, self.base))
 
     async def score(self, turns: Sequence[Turn]) -> TrainingBatch:
-        """A batch of these turns, or of newer ones, with its credits, in the log before it is returned. Raises NoSignal."""
+        """Make a batch of these turns, or of newer ones, with its credits, and record it before returning it. Raises NoSignal."""
         step = self._desk.last_step + 1
         made = await self._desk.batch(step, self._size, await self._live(), self.base)
         if made is None:

@@ -1,4 +1,4 @@
-"""What a reward function is asked, what it may answer, and what counts as a failure; both as lines of JSON, and how it is loaded."""
+"""Protocol between the reward desk and a reward function: requests, answers, failures, their JSON lines, and loading the function."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ostinato.core.seams import RewardFn
 LONGEST_NAME = 256  # characters of a function's name and version
 LONGEST_REASON = 64
 LONGEST_DETAIL = 200
-LONGEST_RUNS = 16_384  # of lines whose worth a reward names
+LONGEST_RUNS = 16_384  # most runs of lines in a reward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardRequest:
-    """Asks for one turn's reward, given these signals, at `now` (Unix seconds).
+    """A request for one turn's reward, given these signals, at `now` (Unix seconds).
 
     Example: ``RewardRequest(turn=turn, signals=(accepted,), now=41.0)``
     """
@@ -39,7 +39,7 @@ class RewardRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A reward function that gave no usable answer about a turn. `reason` is why its turn is quarantined.
+    """A reward function that gave no usable answer about a turn. `reason` is the reason of the turn's quarantine.
 
     Example: ``Failure(reason="reward_failed: ZeroDivisionError: division by zero")``
     """
@@ -51,7 +51,7 @@ Answer = Reward | Pending | NoReward | Failure
 
 
 class Unloadable(OstinatoError):
-    """The reward function that worked before cannot be loaded any more: no turn is to blame, and all wait."""
+    """The reward function was loaded before but cannot be loaded any more. No turn is to blame, so all turns wait."""
 
     code = "unloadable"
 
@@ -60,11 +60,11 @@ class Asker(Protocol):
     """Asks the reward function about many turns. A failure of the function affects only the answer about that turn."""
 
     async def open(self) -> None:
-        """Load the function now, so that a missing one is noticed at once. Raises as `ask`."""
+        """Load the function now, so that a missing function is reported early. Raises as `ask`."""
         ...
 
     async def ask(self, questions: Sequence[RewardRequest]) -> list[Answer | None]:
-        """An answer to each question, in order; None where the function was not asked and has to be asked again.
+        """Return an answer to each question, in order; None for a question that was not asked and must be asked again.
 
         Raises:
             BadConfig: there is no such function, or its options do not suit it.
@@ -78,7 +78,7 @@ class Asker(Protocol):
 
 
 def answered(fn: RewardFn, question: RewardRequest, max_abs: float) -> Answer:
-    """The function's answer, or its failure. The caller must make sure that the function terminates."""
+    """Call the function and return its answer, or its failure. The caller must make sure that the function terminates."""
     try:
         return checked(fn(question.turn, question.signals, question.now), question, max_abs)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the function may raise anything
@@ -86,21 +86,21 @@ def answered(fn: RewardFn, question: RewardRequest, max_abs: float) -> Answer:
 
 
 def failed(error: BaseException | str) -> Failure:
-    """The failure of a function that raised this or ended its process."""
+    """Return the failure of a function that raised this exception or ended its process for this reason."""
     if isinstance(error, BaseException):
         try:
             error = f"{type(error).__name__}: {error}"
-        except Exception:  # noqa: BLE001 - an exception of the function's own, whose text cannot be had
+        except Exception:  # noqa: BLE001 - the function's own exception, which may not even convert to a string
             error = type(error).__name__
     return Failure(reason=f"reward_failed: {_short(error)}")
 
 
 def checked(answer: object, question: RewardRequest, max_abs: float) -> Answer:
-    """The answer if it is valid; otherwise a Failure that says what is wrong with it.
+    """Return the answer if it is valid, otherwise a Failure that says what is wrong with it.
 
-    A reward must be about this turn, be a number of magnitude at most `max_abs`, and rest on signals that the question held; the values of
-    its lines, if it has any, are bounded alike, and each line has one.
-    `Pending` must name a later time. `NoReward` must give a short reason.
+    A reward must be about this turn and be a number of magnitude at most `max_abs`, and it may only be based on signals in the question.
+    The values of its lines, if any, have the same bound, and no line may occur twice. `Pending` must name a later time. `NoReward` must
+    give a short reason.
     """
     match answer:
         case Reward():
@@ -151,7 +151,7 @@ def _problem(answer: Reward, question: RewardRequest, max_abs: float) -> str | N
 
 
 def _line_problem(lines: Any, max_abs: float) -> str | None:
-    """What is wrong with the values of lines; None if nothing is."""
+    """Return what is wrong with the values of lines; None if nothing is."""
     texts: Any = lines
     if not isinstance(lines, tuple | list) or not all(isinstance(each, LineValues) for each in texts):
         return "lines that are no LineValues"
@@ -175,11 +175,12 @@ def _number(value: object) -> bool:
 
 
 def _short(value: object) -> str:
-    text = " ".join(str(value).encode(errors="replace").decode().split())  # only text that the log can store
+    # a lone surrogate is replaced, since the log cannot store it
+    text = " ".join(str(value).encode(errors="replace").decode().split())
     return text if len(text) <= LONGEST_DETAIL else f"{text[:LONGEST_DETAIL]}..."
 
 
-# ---------------------------------------------------------------- the wire
+# ---------------------------------------------------------------- JSON lines
 
 
 READY = b'["Ready"]\n'
@@ -195,23 +196,23 @@ _answers: dict[str, TypeAdapter[Any]] = {
 
 
 def question_line(question: RewardRequest) -> bytes:
-    """One question as a line of JSON."""
+    """Encode a question as a line of JSON."""
     return _question.dump_json((question,)) + b"\n"
 
 
 def read_question(line: bytes) -> RewardRequest:
-    """The inverse of `question_line`."""
+    """Decode a line from `question_line`."""
     return _question.validate_json(line)[0]
 
 
 def answer_line(answer: Answer) -> bytes:
-    """One answer as a line of JSON, preceded by its kind."""
+    """Encode an answer as a line of JSON, preceded by its kind."""
     kind = type(answer).__name__
     return b'["%s",%s]\n' % (kind.encode(), _answers[kind].dump_json((answer,)))
 
 
 def read_answer(line: bytes) -> Answer:
-    """The inverse of `answer_line`. Raises ValueError for anything else."""
+    """Decode a line from `answer_line`. Raises ValueError for anything else."""
     try:
         kind, body = json.loads(line)
         return _answers[kind].validate_json(json.dumps(body))[0]
@@ -225,9 +226,9 @@ def read_answer(line: bytes) -> Answer:
 def load(name: str, options: Mapping[str, Any] | None = None, setting: str = "reward") -> RewardFn:
     """Import "module:function" and bind `options` to its keyword-only parameters, checked against their annotations.
 
-    `setting`: the section of the config that names them.
+    `setting` is the config section that names them, for error messages.
 
-    Importing runs the module's code: the name comes from the operator's config, never from a request.
+    Importing runs the module's code, so the name must come from the operator's config, never from a request.
 
     Raises:
         BadConfig: the name is malformed or names nothing callable, or an option is unknown, missing or of the wrong type.
@@ -255,7 +256,7 @@ def load(name: str, options: Mapping[str, Any] | None = None, setting: str = "re
 def _checked(name: str, setting: str, value: Any, annotation: Any) -> Any:
     if annotation is inspect.Parameter.empty:
         return value
-    if value == "null" and type(None) in get_args(annotation):  # which TOML cannot say
+    if value == "null" and type(None) in get_args(annotation):  # TOML has no null
         return None
     try:
         return TypeAdapter(annotation).validate_python(value)

@@ -1,7 +1,7 @@
-"""Each person's share of the last steps' batches, and the share of the next batch that each may have.
+"""Each person's share of the batches of recent steps, and the resulting limit on their share of the next batch.
 
 A cap on one batch does not bound the influence of a person who stays just below it in batch after batch: of a thousand people, ten with
-fifty times the others' traffic are a third of every batch. Over many batches a person may have an equal share.
+fifty times the others' traffic are a third of every batch. Over many batches, each person may have at most an equal share.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ ROUNDING = 1e-12
 
 
 def capped(masses: Mapping[Person, float], *, user_cap: float, tenant_cap: float) -> dict[Person, float]:
-    """For each person with any mass, the factor in (0, 1] that keeps all shares of the sum within the caps.
+    """Return, for each person with any mass, the factor in (0, 1] that keeps all shares of the sum within the caps.
 
     A person keeps at most the share max(user_cap, 2 / persons): the cap in a batch of many, twice an equal share in a small one,
-    no cap for one or two. A tenant keeps at most max(tenant_cap, 2 / tenants), or more where the others' persons, each at its own
+    no cap for one or two. A tenant keeps at most max(tenant_cap, 2 / tenants), or more if the other tenants' persons, each at their
     cap, could not fill the rest. A person or tenant over the cap is scaled down as a whole, and nobody is scaled up: of all such
-    solutions this is the one that takes least away.
+    solutions this one takes least away.
 
-    Both caps are shares of what is left after capping, M: M is the largest solution of M = f(M), where f(M) is the sum of the
-    masses cut at user_share * M and then, per tenant, at tenant_share * M. f is concave and piecewise linear, so that Newton's
+    Both caps are shares of the mass M left after capping: M is the largest solution of M = f(M), where f(M) is the sum of the
+    masses cut at user_share * M and then, per tenant, at tenant_share * M. f is concave and piecewise linear, so Newton's
     method from above reaches M exactly.
 
     Example: ``capped({("t", "a"): 7.0, ("t", "b"): 1.0, ("t", "c"): 1.0, ("t", "d"): 1.0}, user_cap=0.1, tenant_cap=0.5)`` brings
@@ -60,7 +60,7 @@ def _factor(most: float, mass: float) -> float:
 
 
 def _least_tenant_share(tenants: Mapping[str, list[float]], user_share: float) -> float:
-    """The smallest cap on tenants under which tenants with so few users can still fill a batch."""
+    """Return the smallest cap on tenants under which tenants with so few users can still fill a batch."""
     rest = 1.0
     smallest_first = sorted(user_share * len(theirs) for theirs in tenants.values())
     for index, most in enumerate(smallest_first):
@@ -72,10 +72,10 @@ def _least_tenant_share(tenants: Mapping[str, list[float]], user_share: float) -
 
 
 def _level(tenants: Mapping[str, list[float]], user_share: float, tenant_share: float) -> float:
-    """The largest M with f(M) = M. See `capped`."""
+    """Return the largest M with f(M) = M. See `capped`."""
     level = sum(sum(theirs) for theirs in tenants.values())
     while True:
-        fixed, slope = 0.0, 0.0  # f(M) = fixed + slope * M near the present M
+        fixed, slope = 0.0, 0.0  # f(M) = fixed + slope * M near the current M
         for theirs in tenants.values():
             below = sum(mass for mass in theirs if mass <= user_share * level)
             over = user_share * sum(mass > user_share * level for mass in theirs)
@@ -88,24 +88,25 @@ def _level(tenants: Mapping[str, list[float]], user_share: float, tenant_share: 
         level = fixed / (1.0 - slope)
 
 
-# ---------------------------------------------------------------- the last steps
+# ---------------------------------------------------------------- recent steps
 
 
-NEW = 10.0  # steps whose equal shares a new person may have at once
-# of an equal share, for a person who had more than one: the excess must shrink, but nobody may be silenced
-BEYOND = 0.5
-_FORGOTTEN = 1e-6  # shares below this are forgotten
+NEW_PERSON_STEPS = 10.0  # a new person may have this many steps' equal shares at once
+# fraction of an equal share for a person who had more than one: the excess must shrink, but nobody may be silenced
+EXCESS_SHARE = 0.5
+_FORGOTTEN = 1e-6  # smaller shares are dropped
 
 
 class RecentShares:
-    """Exponentially weighted shares of the last `memory` steps by person; plain means until there were that many steps. With a
+    """Exponentially weighted shares by person over the last `memory` steps; plain means until there were that many steps. With a
     memory of 0 nothing is remembered and everything is allowed.
 
-    A share is the mass kept of a person, divided by the batch's mass *before* the cuts, as is the share that `_allowed` returns. If shares
-    were taken of the mass left after the cuts, every cut would raise everybody's share: people below the level would be cut because of
+    A share is the mass kept of a person, divided by the batch's mass *before* the cuts; so is the share that `_allowed` returns. With
+    shares of the mass left after the cuts, every cut would raise everybody's share: people below the level would be cut because of
     it, and people beyond it would get more than the level.
 
-    A new person may have ten steps' equal shares at once, or one episode, and the rest as the steps go by: coming late gains nothing.
+    A new person may have ten steps' equal shares at once, or one episode, and the rest over the following steps, so coming late gains
+    nothing.
 
     Example: ``recent.observe({("t", "ann"): 3.0, ("t", "bob"): 1.0}, {("t", "ann"): 0.5, ("t", "bob"): 1.0})``
     """
@@ -114,21 +115,21 @@ class RecentShares:
         self._memory = memory
         self._steps = 0
         self._shares: dict[Person, float] = {}
-        # for people in `_shares` who came late: the share that they may no longer catch up on
+        # for people in `_shares` who came late: the share that they can no longer catch up on
         self._missed: dict[Person, float] = {}
         self._level = math.inf
 
     @property
     def level(self) -> float:
-        """The equal share, which a person may have over many steps; infinite before the first step."""
+        """The equal share, which a person may have in the long run; infinite before the first step."""
         return self._level
 
     def share(self, person: Person) -> float:
-        """A person's share of the last steps."""
+        """Return a person's share of the recent steps."""
         return self._shares.get(person, 0.0)
 
     def observe(self, masses: Mapping[Person, float], scales: Mapping[Person, float] | None = None) -> None:
-        """Take in a step: each person's mass (`masses_of`), and the factor by which each was cut (`scales_of`; None: nobody was cut)."""
+        """Add a step: each person's mass (`masses_of`), and the factor by which each was cut (`scales_of`; None: nobody was cut)."""
         total = math.fsum(masses.values())
         if total <= 0.0 or not self._memory:
             return
@@ -149,16 +150,15 @@ class RecentShares:
         self._level = equal_share(self._shares)
 
     def forget(self, gone: Callable[[Person], bool]) -> None:
-        """Drop these people's shares. What the others may have is from now on counted among those who are left."""
+        """Drop these people's shares. The others' limits are computed among those who are left."""
         if any(map(gone, self._shares)):
             self._shares = {person: share for person, share in self._shares.items() if not gone(person)}
             self._missed = {person: share for person, share in self._missed.items() if not gone(person)}
             self._level = equal_share(self._shares)
 
     def cut(self, masses: Mapping[Person, float]) -> dict[Person, float]:
-        """Each person's mass in the next batch after the cut, in episodes: at most what brings them to the level, or half of an equal
-        share for people beyond it. In the first batch, which is all that is known about how people share, at most two equal shares
-        of it.
+        """Return each person's mass in the next batch after the cut, in episodes: at most what brings them to the level, or half an equal
+        share for people beyond it. In the first batch, with no other information on the traffic, it is at most two equal shares of it.
         """
         total = math.fsum(masses.values())
         if not self._memory:
@@ -169,27 +169,27 @@ class RecentShares:
         return {person: min(mass, self._allowed(person, total) * total) for person, mass in masses.items()}
 
     def _allowed(self, person: Person, total: float) -> float:
-        """The share of the next batch, of `total` episodes, that a person may have."""
+        """Return the share of the next batch, of `total` episodes, that a person may have."""
         steps = min(self._steps + 1, self._memory)  # as `observe` will count them
         if person in self._shares:
             counted = (1.0 - 1.0 / steps) * (self._shares[person] + self._missed.get(person, 0.0))
         else:
             counted = self._missed_by_new(steps, total)
-        return max(BEYOND * self._level, (self._level - counted) * steps)
+        return max(EXCESS_SHARE * self._level, (self._level - counted) * steps)
 
     def _missed_by_new(self, steps: int, total: float) -> float:
-        """The share counted as used for a person who is new when `steps` steps are remembered, in a batch of `total` episodes."""
+        """Return the share that a new person has missed, when `steps` steps are remembered, in a batch of `total` episodes."""
         if math.isinf(self._level):
             return 0.0
-        return max(0.0, self._level - max(NEW * self._level, 1.0 / total) / steps)
+        return max(0.0, self._level - max(NEW_PERSON_STEPS * self._level, 1.0 / total) / steps)
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything, as JSON's types."""
+        """Return the whole state as JSON types."""
         shares = [[*person, share, self._missed.get(person, 0.0)] for person, share in self._shares.items()]
         return {"steps": self._steps, "shares": shares}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `snapshot`."""
+        """Restore the state from a `snapshot`."""
         self._steps = int(state["steps"])
         rows = [
             ((str(tenant), str(user)), float(share), float(missed)) for tenant, user, share, missed in state["shares"]
@@ -200,9 +200,9 @@ class RecentShares:
 
 
 def equal_share(masses: Mapping[Person, float]) -> float:
-    """1 / n with n the effective number of people, ``(sum m)^2 / sum m^2``; infinite if there is nobody.
+    """Return 1 / n with n the effective number of people, ``(sum m)^2 / sum m^2``; infinite if there is nobody.
 
-    Invented names hold too little mass each to change it, while with a mere count they would shrink everybody else's share.
+    Invented users have too little mass to change it. With a plain count they would shrink everybody else's share.
 
     Example: ``equal_share({ann: 1.0, bob: 1.0}) == 0.5``
     """
@@ -211,10 +211,10 @@ def equal_share(masses: Mapping[Person, float]) -> float:
 
 
 def turn_weights(episodes: Sequence[Hashable], *, even: bool) -> list[float]:
-    """The weight of each turn in a batch, given its episode; they sum to the number of episodes. `even`: all are equal. Otherwise an
-    episode's turns share 1.
+    """Return the weight of each turn in a batch, given its episode; they sum to the number of episodes. `even`: all are equal. Otherwise
+    the turns of an episode share a weight of 1.
 
-    With a share of 1 / T, where the policy decides how many turns T there are, each turn of a failure is penalised less the longer it is,
+    With a weight of 1 / T, where the policy decides how many turns T there are, each turn of a failure is penalised less the longer it is,
     and the policy learns to fail slowly: sum_t A_t grad log pi(y_t) / T is the gradient of no expected return.
 
     Example: ``turn_weights(["e1", "e1", "e2"], even=True) == [2 / 3] * 3``, and ``[0.5, 0.5, 1.0]`` otherwise
@@ -226,8 +226,8 @@ def turn_weights(episodes: Sequence[Hashable], *, even: bool) -> list[float]:
 
 
 def masses_of(turns: Sequence[tuple[Person, str]], *, even: bool) -> dict[Person, float]:
-    """By person, the weight of their turns in a batch. Takes each turn's person and episode; see `turn_weights`. Where a batch was drawn
-    from more turns, these are all of them: the weights of those drawn depend on their rewards, and a cap by them would cut one kind more.
+    """Return the total weight of each person's turns in a batch, given each turn's person and episode; see `turn_weights`. If a batch was
+    drawn from more turns, pass all of those: the weights of drawn turns depend on their rewards, and a cap on these would introduce a bias.
 
     Example: ``masses_of([(ann, "e1"), (ann, "e1"), (ann, "e2"), (bob, "e3")], even=True) == {ann: 2.25, bob: 0.75}``
     """
@@ -239,16 +239,16 @@ def masses_of(turns: Sequence[tuple[Person, str]], *, even: bool) -> dict[Person
 
 
 def scales_of(masses: Mapping[Person, float], recent: RecentShares, config: RewardConfig) -> dict[Person, float]:
-    """The factor in (0, 1] by which each person's part of a batch is cut: first by `RecentShares.cut`, then by the caps."""
+    """Return the factor in (0, 1] by which each person's part of a batch is scaled: first by `RecentShares.cut`, then by the caps."""
     kept = recent.cut(masses)
     scales = capped(kept, user_cap=config.user_cap, tenant_cap=config.tenant_cap)
     return {person: scale * kept[person] / masses[person] for person, scale in scales.items()}
 
 
-def cuts_of(
+def turn_scales(
     turns: Iterable[Turn], masses: Mapping[Person, float], recent: RecentShares, config: RewardConfig
 ) -> dict[str, float]:
-    """By turn of a batch, in order, the factor by which its person is cut (`scales_of`); 1 for a world's."""
+    """Return, for each turn of a batch, in order, its person's scale factor (`scales_of`); 1 for a world's turn."""
     scales = scales_of(masses, recent, config)
     return {
         turn.id: 1.0 if turn.arm is Arm.WORLD else scales.get(counted_as(turn, config.users), 1.0) for turn in turns

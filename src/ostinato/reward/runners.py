@@ -1,4 +1,4 @@
-"""Asks a reward function in a process of its own, which is killed when an answer is late and started again when one is needed."""
+"""Runs a reward function in a subprocess, which is killed when an answer is late and restarted when one is needed."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from ostinato.core.seams import RewardFn
 from ostinato.reward import protocol
 from ostinato.reward.config import RewardConfig
 
-LOSSES = 2  # processes that one round may cost: a function that always hangs must not hold the desk for hours
-LONGEST_LINE = 1 << 20  # bytes of an answer
-GRACE_S = 0.2  # a desk that was itself held up reads once more before it calls the function late
+MAX_LOSSES = 2  # most processes lost per round: a function that always hangs must not block the desk for hours
+LONGEST_LINE = 1 << 20  # most bytes of an answer
+GRACE_S = 0.2  # one more read before the function counts as late, in case the desk itself was delayed
 
 
-LOST = (
+LOSS_REASONS = (
     "reward_hung:",
     *(f"reward_failed: {why}" for why in ("its process ended", "its answer is longer", "not an answer")),
 )
-"""How the reasons of failures begin that cost a process."""
+"""Prefixes of the reasons of failures that cost a process."""
 
 
 class _Lost(Exception):
-    """The process is lost; `failure` is the answer about the turn that it was busy with."""
+    """The process is lost; `failure` is the answer about the turn that it was processing."""
 
     def __init__(self, failure: protocol.Failure) -> None:
         self.failure = failure
@@ -38,17 +38,17 @@ class _Lost(Exception):
 class Isolated:
     """Implements `Asker`. The function's module is never imported here, and its process shares no memory with this one.
 
-    A function that hangs, ends its process or floods its output loses its process, and only the turn that it was asked about
-    gets a `Failure`. After two losses in one call the other questions stay unasked.
+    A function that hangs, exits or floods its output loses its process, and only the turn that it was asked about
+    gets a `Failure`. After two losses in one call the remaining questions stay unasked.
 
     Args:
         name: "module:function".
         options: its keyword options.
         answer_s: seconds for one answer.
         load_s: seconds for starting a process and importing the module.
-        max_abs: the largest absolute reward that is believed.
+        max_abs: the largest absolute reward that is accepted.
         memory_bytes: private memory of the process; beyond it the function gets a MemoryError.
-        setting: the section of the config that names it, for errors.
+        setting: the config section that names the function, for error messages.
 
     Example: ``await Isolated("yours:kept", {}, answer_s=5.0, load_s=60.0, max_abs=100.0, memory_bytes=1 << 30).ask([question])``
     """
@@ -79,15 +79,15 @@ class Isolated:
         self._loaded = False
 
     async def open(self) -> None:
-        """Start the process, unless it runs. Raises BadConfig, Unloadable."""
+        """Start the process, unless it is running. Raises BadConfig, Unloadable."""
         await self._running()
 
     async def ask(self, questions: Sequence[protocol.RewardRequest]) -> list[protocol.Answer | None]:
-        """An answer to each question, None to those that were not asked. Raises BadConfig, Unloadable."""
+        """Return an answer to each question, None for those that were not asked. Raises BadConfig, Unloadable."""
         answers: list[protocol.Answer | None] = []
         losses = 0
         try:
-            while len(answers) < len(questions) and losses < LOSSES:
+            while len(answers) < len(questions) and losses < MAX_LOSSES:
                 process = await self._running()
                 try:
                     await self._converse(process, questions, answers)
@@ -96,24 +96,24 @@ class Isolated:
                     answers.append(lost.failure)
                     losses += 1
         except asyncio.CancelledError:
-            await self.close()  # an answer still to come must not be taken for one to the next question
+            await self.close()  # otherwise a pending answer would be taken for the next question's
             raise
         return answers + [None] * (len(questions) - len(answers))
 
     async def close(self) -> None:
-        """Kill the process, if there is one, and all that it started."""
+        """Kill the process, if there is one, and all its children."""
         process, self._process = self._process, None
         if process is not None:
             await process.kill()
 
     async def _running(self) -> ChildProcess:
-        """The process, started anew if it ended while it had nothing to answer: no turn is to blame for that."""
+        """Return the process, restarted if it exited while idle, for which no turn is to blame."""
         if self._process is not None and self._process.process.returncode is not None:
             await self.close()
         return self._process or await self._start()
 
     async def _start(self) -> ChildProcess:
-        """A process that has loaded the function."""
+        """Start a process and load the function in it."""
         self._process = process = await ChildProcess.start("ostinato.reward.child", longest_line=LONGEST_LINE)
         try:
             await process.send([json.dumps(self._hello).encode() + b"\n"])
@@ -134,7 +134,7 @@ class Isolated:
     async def _converse(
         self, process: ChildProcess, questions: Sequence[protocol.RewardRequest], answers: list[protocol.Answer | None]
     ) -> None:
-        """Ask the remaining questions, and add each answer as it comes. Raises _Lost."""
+        """Ask the remaining questions, and append each answer as it arrives. Raises _Lost."""
         rest = questions[len(answers) :]
         sending = asyncio.ensure_future(process.send([protocol.question_line(question) for question in rest]))
         try:
@@ -151,7 +151,7 @@ class Isolated:
 
 
 async def _line(process: ChildProcess, seconds: float) -> bytes:
-    """The next line. Raises _Lost: late, too long, or the process has ended."""
+    """Read the next line. Raises _Lost if it is late or too long, or if the process has ended."""
     for patience in (seconds, GRACE_S):
         try:
             async with asyncio.timeout(patience):
@@ -175,7 +175,7 @@ async def _line(process: ChildProcess, seconds: float) -> bytes:
 class Inline:
     """Implements `Asker`. An exception affects only its turn's answer; a function that never returns would stop the desk.
 
-    The functions in `ostinato.reward.functions` may be asked like this: each loops only over a turn's signals, of which there are
+    The functions in `ostinato.reward.functions` may be called like this: each loops only over a turn's signals, of which there are
     at most `reward.max_signals`.
 
     Example: ``await Inline(copilot, max_abs=100.0).ask([question])``
@@ -186,14 +186,14 @@ class Inline:
         self._max_abs = max_abs
 
     async def open(self) -> None:
-        """Nothing to start."""
+        """Do nothing: there is nothing to start."""
 
     async def ask(self, questions: Sequence[protocol.RewardRequest]) -> list[protocol.Answer | None]:
-        """An answer to each question."""
+        """Return an answer to each question."""
         return [protocol.answered(self._fn, question, self._max_abs) for question in questions]
 
     async def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""
 
 
 # ---------------------------------------------------------------- choosing a runner
@@ -203,9 +203,9 @@ BUILT_IN = "ostinato.reward.functions:"
 
 
 def asker_of(config: RewardConfig, setting: str = "reward") -> protocol.Asker:
-    """Built-in functions run in this process, others in one that can be killed. Raises BadConfig for a bad option of a built-in one.
+    """Return a runner: in this process for a built-in function, else in a subprocess. Raises BadConfig for a bad option of a built-in one.
 
-    `setting`: the section of the config that names the function.
+    `setting`: the config section that names the function.
     """
     if config.function.startswith(BUILT_IN):
         given = {"outcomes": config.outcomes, **config.options}
@@ -222,7 +222,9 @@ def asker_of(config: RewardConfig, setting: str = "reward") -> protocol.Asker:
 
 
 def late_asker_of(config: RewardConfig) -> protocol.Asker | None:
-    """Asks for late rewards (`reward.surrogate`); None if there are none. Raises BadConfig as `asker_of`, and if the window is longer."""
+    """Return a runner for late rewards (`reward.surrogate`); None if there are none. Raises BadConfig as `asker_of`, and if the function's
+    own window is not shorter.
+    """
     late = config.surrogate
     if not late.truth_after_s:
         return None

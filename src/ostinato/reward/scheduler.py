@@ -1,8 +1,7 @@
-"""Decides when the reward function is asked about a turn, and which row its answer becomes.
+"""Reward scheduler: decides when the reward function is called for a turn, and which row its answer becomes.
 
-The reward of a simulated world's turn: its rollout's verdict, as soon as that is in the log. There is no window, since the verdict comes
-from a program, not from a person, and is final. Nobody else is believed: the signals are the turn's own tenant's, and of those only a
-program's count.
+The reward of a simulated world's turn is its rollout's verdict, as soon as that is in the log. There is no window, since the verdict comes
+from a program, not from a person, and is final. No other source is trusted: only signals of the turn's own tenant, sent by code, count.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ from ostinato.core.seams import Cursor, Log
 from ostinato.core.verdicts import GRADED, LATE_REWARD, LATE_REWARD_FAILED, NO_LATE_REWARD, TORN, VERDICTS, late_id
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.ledger import GONE, UNDELIVERED, TurnLedger
-from ostinato.reward.ledger_entries import OpenTurn, Said, TurnFacts
+from ostinato.reward.ledger_entries import OpenTurn, SignalRef, TurnFacts
 from ostinato.reward.protocol import Answer, Asker, Failure, RewardRequest, checked
 from ostinato.reward.surrogate import early_values
 
 logger = logging.getLogger(__name__)
 
-# ---------------------------------------------------------------- signals of worlds
+# ---------------------------------------------------------------- verdicts of worlds
 
 
 FUNCTION = "world@1"
 
 
 def verdict(turn: Turn, signals: Sequence[Signal]) -> Reward | NoReward | Pending:
-    """The first verdict among the signals, in the order of the log; Pending forever if there is none.
+    """Return the first verdict among the signals, in log order; Pending forever if there is none.
 
     Example: graded 1.0 -> ``Reward(turn="a:0", value=1.0, function="world@1", signals=("graded:a:0",), at=12.5)``
     """
@@ -47,29 +46,29 @@ def verdict(turn: Turn, signals: Sequence[Signal]) -> Reward | NoReward | Pendin
 # ---------------------------------------------------------------- rounds
 
 
-ROUND_TURNS = 100  # turns asked about at once: the results of a round, such as an alarm, are known in the next
-ROUND_SIGNALS = 200  # signals fetched for a round
-LATE_AGAIN_S = 600.0  # after which a late reward that is still not in the log is asked for again
+ROUND_TURNS = 100  # turns per round; results of a round, such as an alarm, take effect in the next
+ROUND_SIGNALS = 200  # signals fetched per round
+LATE_AGAIN_S = 600.0  # seconds after which a late reward that is still not in the log is computed again
 UNASKED = "unasked: reward.longest_wait_s is over"
 
 
 class RewardScheduler:
     """Asks about a turn when it is new, when a new row is about it, and when its `ask_at` has come; never in between.
 
-    Times are compared with the clock minus `settle_s`, so that signals received in time have reached the disk. `late` is asked for late
-    rewards; None: nothing is.
+    Times are compared with the clock minus `settle_s`, so that signals received in time have reached the disk. `late` computes late
+    rewards; None: none are computed.
     """
 
     def __init__(self, log: Log, config: RewardConfig, late: Asker | None = None) -> None:
         self._log = log
         self._config = config
         self._late = late
-        self._late_at: dict[str, float] = {}  # when to ask for the late reward of a turn again
+        self._late_at: dict[str, float] = {}  # by turn: when to ask for its late reward again
         self._later: list[tuple[float, Cursor, str]] = []  # a heap of (time to ask again, place in the log, turn)
-        self._planned: TurnLedger | None = None  # the ledger whose turns the heap holds
+        self._planned: TurnLedger | None = None  # the ledger whose turns are in the heap
 
     def due(self, ledger: TurnLedger, now: float) -> list[OpenTurn]:
-        """The next open turns to ask about, in the order of the log; [] if none is due."""
+        """Return the next open turns to ask about, in log order; [] if none is due."""
         if self._planned is not ledger:
             self._later = [
                 (entry.ask_at, entry.facts.seq, turn) for turn, entry in ledger.open.items() if entry.ask_at is not None
@@ -94,11 +93,11 @@ class RewardScheduler:
     async def rows(
         self, asker: Asker, ledger: TurnLedger, due: Sequence[OpenTurn], now: float, upto: Cursor
     ) -> tuple[list[Row], bool]:
-        """The rows to write about these turns, and whether all of them could be asked about.
+        """Return the rows to write about these turns, and whether all of them could be asked about.
 
-        A turn stays due until a row about it has been read, unless the function wants to be asked later.
+        A turn stays due until a row about it has been read, unless the function returned `Pending`.
 
-        The turns of a world are decided by their rollouts' verdicts (`verdict`); the function is not asked about them.
+        The turns of a world are decided by their rollouts' verdicts (`verdict`); the function is not called for them.
 
         Raises BadConfig, Unloadable.
         """
@@ -115,7 +114,7 @@ class RewardScheduler:
             if question is None:
                 rows.append(Quarantine(turn=entry.facts.id, reason=GONE, at=now, upto=upto))
                 continue
-            answer = self._said_of_world(ledger, entry, question) if entry.facts.world else next(answers)
+            answer = self._world_answer(ledger, entry, question) if entry.facts.world else next(answers)
             if answer is None:
                 complete = False
                 continue
@@ -131,12 +130,12 @@ class RewardScheduler:
         return rows, complete
 
     def given_up(self, ledger: TurnLedger, now: float, upto: Cursor) -> list[Row]:
-        """Quarantines of the turns whose time is over, for when the function cannot be asked about every turn that is due."""
+        """Return quarantines of the turns whose time is up, for when the function cannot be called for every due turn."""
         late = (entry.facts for entry in ledger.open.values() if self._last_time(entry.facts) <= now)
         return [Quarantine(turn=facts.id, reason=UNASKED, at=now, upto=upto) for facts in late]
 
     def _predicted(self, ledger: TurnLedger, entry: OpenTurn, question: RewardRequest, reward: Reward) -> Reward:
-        """The reward with the late reward that is expected, if that is still to come."""
+        """Replace a reward by its predicted late reward, if that has not arrived yet."""
         facts, late = entry.facts, self._config.surrogate
         if self._late is None or facts.world or reward.at >= facts.ended_at + late.truth_after_s:
             return reward
@@ -144,7 +143,7 @@ class RewardScheduler:
         return ledger.surrogate.predicted(facts.tenant, reward, early, self._config.max_abs)
 
     async def late_rewards(self, ledger: TurnLedger, now: float) -> tuple[list[Signal], bool]:
-        """The next late rewards that are known, as signals to write, and whether there may be more to ask for now.
+        """Return the next known late rewards, as signals to write, and whether there may be more to ask for now.
 
         Raises BadConfig, Unloadable.
         """
@@ -152,7 +151,7 @@ class RewardScheduler:
             return [], False
         settled, awaited = now - self._config.settle_s, ledger.surrogate.awaited
         self._late_at = {turn: at for turn, at in self._late_at.items() if turn in awaited}
-        due: list[tuple[str, str, Sequence[Said]]] = []
+        due: list[tuple[str, str, Sequence[SignalRef]]] = []
         for entry in awaited.values():
             at = entry.ended_at + self._config.surrogate.truth_after_s
             if len(due) == ROUND_TURNS or sum(len(said) for _, _, said in due) > ROUND_SIGNALS:
@@ -177,21 +176,21 @@ class RewardScheduler:
                 found.append(_late_signal(turn, tenant, answer, now))
         return found, bool(due) and None not in answers.values()
 
-    def _said_of_world(self, ledger: TurnLedger, entry: OpenTurn, question: RewardRequest) -> Answer:
-        """The answer about a rollout's turn: its verdict, or NoReward if its group ended without a verdict about it."""
+    def _world_answer(self, ledger: TurnLedger, entry: OpenTurn, question: RewardRequest) -> Answer:
+        """Return the answer about a rollout's turn: its verdict, or NoReward if its group ended without one."""
         found = verdict(question.turn, question.signals)
         if isinstance(found, Pending):
             return NoReward(reason=TORN) if entry.facts.unit in ledger.closed else found
         return checked(found, question, self._config.max_abs)
 
     def _last_time(self, facts: TurnFacts) -> float:
-        """When a turn's reward must be known."""
+        """Return the time by which a turn's reward must be known."""
         return facts.ended_at + self._config.longest_wait_s
 
     def _decide(
         self, ledger: TurnLedger, entry: OpenTurn, question: RewardRequest, answer: Answer
     ) -> Reward | Pending | str:
-        """A reward, when to ask again, or why there is no reward."""
+        """Return a reward, when to ask again, or the reason why there is no reward."""
         facts, now = entry.facts, question.now
         if isinstance(answer, Failure):
             return answer.reason
@@ -207,8 +206,10 @@ class RewardScheduler:
             return f"world:{answer.reason}" if facts.world else f"no_reward:{answer.reason}"
         return answer
 
-    async def _requests(self, due: Sequence[tuple[str, str, Sequence[Said]]], now: float) -> list[RewardRequest | None]:
-        """The question about each turn, given with its tenant and signals; None where the turn is no longer in the log."""
+    async def _requests(
+        self, due: Sequence[tuple[str, str, Sequence[SignalRef]]], now: float
+    ) -> list[RewardRequest | None]:
+        """Return the request for each turn, given with its tenant and signals; None for a turn that is no longer in the log."""
         turns = {turn.id: turn for turn in await self._log.find(Turn, [(id,) for id, _, _ in due])}
         wanted = [(tenant, signal) for _, tenant, each in due for _, signal, _, _ in each]
         said = {(signal.tenant, signal.id): signal for signal in await self._log.find(Signal, wanted)}
@@ -223,7 +224,7 @@ class RewardScheduler:
 
 
 def _late_signal(turn: str, tenant: str, answer: Reward | NoReward | Failure, now: float) -> Signal:
-    """What the function of late rewards said about a turn, as a signal."""
+    """Convert the late function's answer about a turn to a signal."""
     name, value = NO_LATE_REWARD, 0.0
     if isinstance(answer, Reward):
         name, value = LATE_REWARD, answer.value

@@ -1,12 +1,12 @@
-"""The trainer's whole state on disk: masters, AdamW moments, RNG, step, log cursor and an opaque dictionary.
+"""Checkpoints: the trainer's whole state on disk: masters, AdamW moments, RNG, step, log cursor and an opaque dictionary.
 
 Data flow: `PolicyTrainer.state` -> `save` -> one directory per checkpoint -> `load` -> `PolicyTrainer.restore`.
 
-A checkpoint is a directory ``<step>-<hash>`` with two safetensors files for each rank that trained and ``checkpoint.json``, which holds
-the files' BLAKE3 hashes and which rows of the tensors they have; the directory's name holds the hash of that JSON. It is written under
-another name, synced, renamed, and then `LATEST` is moved, so a kill at any instant leaves the previous checkpoint whole. A checkpoint
-of any number of ranks can be read by any number. Nothing here runs code on load, which is why torch.distributed.checkpoint is not used:
-its index is a pickle.
+A checkpoint is a directory ``<step>-<hash>`` with two safetensors files for each rank that trained, and ``checkpoint.json``, which contains
+the files' BLAKE3 hashes and which rows of the tensors they have. The hash in the directory's name is that of the JSON. A checkpoint is
+written under another name, synced and renamed, and then `LATEST` is moved, so a kill at any instant leaves the previous checkpoint whole.
+A checkpoint of any number of ranks can be read by any number. Nothing here runs code on load, which is why torch.distributed.checkpoint is
+not used: its index is a pickle.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SHARDED = "ostinato-checkpoint@2"
 MANIFEST = "checkpoint.json"
 """The file that a complete checkpoint has."""
 ALL = 1 << 30
-"""As many checkpoints as there are."""
+"""A number of checkpoints that is never reached, to keep all of them."""
 _LATEST = "LATEST"
 _PARTIAL = ".partial-"
 _NAME = re.compile(r"\d+-\w+")
@@ -54,7 +54,7 @@ class Checkpoint:
 
     `weights`, `moments`: name -> fp32 (or uint8) array; on load they are read-only maps of the file. `cursor` is the log position up
     to which batches are in the weights; `extra` is JSON that belongs to the caller (a baseline's state, say). `part`: which rows of the
-    tensors these are, if they are one rank's of several; the moments are then called ``exp_avg/<name>``. On load everything is whole.
+    tensors these are, if they belong to one of several ranks; the moments are then called ``exp_avg/<name>``. On load everything is whole.
 
     Example: ``Checkpoint(step=3, weights={"w": ...}, moments={"exp_avg": ..., "exp_avg_sq": ..., "rng": ...}, cursor=812)``
     """
@@ -69,7 +69,7 @@ class Checkpoint:
     def rows(
         self, kind: Literal["weights", "exp_avg", "exp_avg_sq"], name: str, first: int, last: int
     ) -> NDArray[np.float32]:
-        """Rows [first, last) of a parameter's masters or moments in a loaded checkpoint; only these are read."""
+        """Return rows [first, last) of a parameter's masters or moments in a loaded checkpoint; only these are read."""
         if isinstance(self.weights, Joined) and isinstance(self.moments, Joined):
             return (
                 self.weights.rows(name, first, last)
@@ -95,18 +95,18 @@ class Checkpoint:
 def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 2, ranks: Ranks = ALONE) -> Path:
     """Write a checkpoint durably and point `LATEST` at it; all but the newest `keep` are removed. Returns its directory.
 
-    All of `ranks` call it together, each with its part. Raises StorageFull on all ranks if the disk refuses
+    All `ranks` call it together, each with its part. Raises StorageFull on all ranks if the disk refuses
     it; the earlier checkpoints stay as they were.
     """
     partial = directory / f"{_PARTIAL}{ranks.gather(str(os.getpid()).encode())[0].decode()}"
     final = partial
-    with _agreeing(ranks, partial, checkpoint.step):
+    with _all_or_none(ranks, partial, checkpoint.step):
         if ranks.rank == 0:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             sweep(directory)
             partial.mkdir(mode=0o700)
     files: dict[str, Any] = {}
-    with _agreeing(ranks, partial, checkpoint.step):
+    with _all_or_none(ranks, partial, checkpoint.step):
         suffix = f"-{ranks.rank + 1:05d}-of-{ranks.count:05d}" if checkpoint.part is not None else ""
         for name, arrays in (("weights", checkpoint.weights), ("optimizer", checkpoint.moments)):
             named = f"{name}{suffix}.safetensors"
@@ -114,9 +114,9 @@ def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 2, ranks: Ranks
             if checkpoint.part is not None:
                 files[named]["firsts"] = dict(checkpoint.part.firsts)
     said = ranks.gather(json.dumps(files).encode())
-    with _agreeing(ranks, partial, checkpoint.step):
+    with _all_or_none(ranks, partial, checkpoint.step):
         if ranks.rank == 0:
-            final = _finish(
+            final = _commit(
                 directory, partial, checkpoint, {k: v for each in said for k, v in json.loads(each).items()}
             )
     if ranks.rank == 0:
@@ -128,8 +128,8 @@ def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 2, ranks: Ranks
 
 
 @contextlib.contextmanager
-def _agreeing(ranks: Ranks, partial: Path, step: int) -> Generator[None]:
-    """A part of the writing that succeeds on every rank or on none: one rank's disk error is raised on all."""
+def _all_or_none(ranks: Ranks, partial: Path, step: int) -> Generator[None]:
+    """Run a part of the write that succeeds on every rank or on none: one rank's disk error is raised on all."""
     failed: OSError | None = None
     try:
         yield
@@ -149,7 +149,7 @@ def _agreeing(ranks: Ranks, partial: Path, step: int) -> Generator[None]:
     raise failed or OSError(number, why)
 
 
-def _finish(directory: Path, partial: Path, checkpoint: Checkpoint, files: Mapping[str, Any]) -> Path:
+def _commit(directory: Path, partial: Path, checkpoint: Checkpoint, files: Mapping[str, Any]) -> Path:
     """Write the manifest, rename the directory and move `LATEST`."""
     written: dict[str, Any] = {
         "format": FORMAT if checkpoint.part is None else SHARDED,
@@ -163,7 +163,7 @@ def _finish(directory: Path, partial: Path, checkpoint: Checkpoint, files: Mappi
     body = json.dumps(written, sort_keys=checkpoint.part is None).encode()  # keeps the shapes in the parameters' order
     write_atomic(partial / MANIFEST, body, durable=True)
     final = directory / f"{checkpoint.step:08d}-{blake3(body).hexdigest()[:16]}"
-    # the same name promises the same bytes: a step that was taken again after a crash, or since its checkpoint was damaged
+    # the name contains the hash, so an existing directory is the same checkpoint, or a damaged copy of it
     if not _is_whole(final):
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
@@ -173,10 +173,10 @@ def _finish(directory: Path, partial: Path, checkpoint: Checkpoint, files: Mappi
 
 
 def load(directory: Path, ranks: Ranks = ALONE) -> Checkpoint | None:
-    """The newest whole checkpoint, verified by hash, or None if there has never been one.
+    """Return the newest whole checkpoint, verified by hash, or None if there has never been one.
 
-    All of `ranks` call it together, verify a part of the files each, and take the same checkpoint. A torn or
-    corrupt checkpoint is logged and the one before it is taken. Raises Corrupt if checkpoints exist and none is whole.
+    All `ranks` call it together, verify a part of the files each, and load the same checkpoint. A torn or
+    corrupt checkpoint is logged, and the one before it is loaded. Raises Corrupt if checkpoints exist and none is whole.
     """
     candidates = stored(directory)
     latest = directory / _LATEST
@@ -204,10 +204,10 @@ def load(directory: Path, ranks: Ranks = ALONE) -> Checkpoint | None:
 
 
 def thin(directory: Path, *, keep: int, every: int, ladder: int) -> None:
-    """Remove all checkpoints but the newest `keep` and a ladder of older ones, `ladder` octaves of distance from the newest.
+    """Remove all checkpoints but the newest `keep` and a ladder of older ones, up to `ladder` octaves behind the newest.
 
-    With checkpoints every `every` steps, of those between 2^k and 2^(k+1) checkpoints back every 2^(k-1)-th stays: two an octave. So
-    from the checkpoint before any step within the ladder it is at most twice as far to the newest as from the step.
+    With checkpoints every `every` steps, between 2^k and 2^(k+1) checkpoints back every 2^(k-1)-th stays: two per octave. So
+    for any step within the ladder, the newest kept checkpoint before it is at most twice as far behind the newest as the step is.
     """
     found = stored(directory)
     steps = kept_steps([step_of(path) for path in found], keep=keep, every=every, ladder=ladder)
@@ -217,7 +217,7 @@ def thin(directory: Path, *, keep: int, every: int, ladder: int) -> None:
 
 
 def kept_steps(steps: Iterable[int], *, keep: int, every: int, ladder: int) -> set[int]:
-    """The steps whose checkpoints stay. See `thin`.
+    """Return the steps whose checkpoints stay. See `thin`.
 
     Example: ``kept_steps(range(0, 101, 5), keep=2, every=5, ladder=4) == {100, 95, 90, 85, 80, 70, 60, 40}``
     """
@@ -232,19 +232,19 @@ def kept_steps(steps: Iterable[int], *, keep: int, every: int, ladder: int) -> s
 
 
 def adopt(partial: Path) -> Path:
-    """Make a whole checkpoint of a fetched one (`partial_of`), which is the newest from then on. Returns its directory. Raises Corrupt."""
+    """Turn a fetched checkpoint (`partial_of`) into a stored one, the newest from then on. Returns its directory. Raises Corrupt."""
     step, name = _read(partial, ALONE).step, partial.name.removeprefix(_PARTIAL)
     if not name.startswith(f"{step:08d}-"):
         raise Corrupt(f"a checkpoint of step {step} is called {name}")
     final = partial.with_name(name)
-    # first, lest it point to an older one after a kill; until then it names nothing
+    # LATEST first, lest it point to an older checkpoint after a kill; until the rename it points to nothing
     write_atomic(final.with_name(_LATEST), final.name, durable=True)
     install_directory(partial, final)
     return final
 
 
 def files_of(manifest: bytes) -> dict[str, int]:
-    """The files that a checkpoint's manifest names, and their bytes. Raises Corrupt."""
+    """Return the files named in a checkpoint's manifest, with their sizes in bytes. Raises Corrupt."""
     try:
         return {str(name): int(promised["bytes"]) for name, promised in json.loads(manifest)["files"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -252,12 +252,12 @@ def files_of(manifest: bytes) -> dict[str, int]:
 
 
 def partial_of(directory: Path, name: str) -> Path:
-    """Where a checkpoint is put that is being fetched."""
+    """Return the directory into which a checkpoint is fetched."""
     return directory / f"{_PARTIAL}{name}"
 
 
 def stored(directory: Path) -> list[Path]:
-    """The complete checkpoints in a directory, newest first. Another process may remove some meanwhile."""
+    """Return the complete checkpoints in a directory, newest first. Another process may remove some meanwhile."""
     found: list[tuple[int, int, Path]] = []
     for path in directory.iterdir() if directory.is_dir() else ():
         with contextlib.suppress(FileNotFoundError):
@@ -267,18 +267,18 @@ def stored(directory: Path) -> list[Path]:
 
 
 def newest_step(directory: Path) -> int:
-    """The step of the newest complete checkpoint; 0 if there is none."""
+    """Return the step of the newest complete checkpoint; 0 if there is none."""
     return max((step_of(path) for path in stored(directory)), default=0)
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step in a checkpoint's name; 0 for another directory."""
+    """Return the step in a checkpoint's name; 0 for another directory."""
     step = checkpoint.name.split("-")[0]
     return int(step) if step.isdecimal() else 0
 
 
 def cursor_of(checkpoint: Path) -> int:
-    """The log's newest row when a stored checkpoint was written; 0 for a damaged one, which no trainer resumes from."""
+    """Return the log's newest row when a stored checkpoint was written; 0 for a damaged one, which no trainer resumes from."""
     try:
         return int(json.loads((checkpoint / MANIFEST).read_bytes())["cursor"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -295,7 +295,7 @@ def sweep(directory: Path) -> None:
 
 
 def _write_arrays(path: Path, arrays: Arrays) -> dict[str, Any]:
-    """Write a safetensors file, without the copy of all tensors that the library's writer makes. Returns its size and hash."""
+    """Write a safetensors file, without the library writer's copy of all tensors. Returns its size and hash."""
     names = {np.dtype(kind): name for name, kind in _DTYPES.items()}
     header: dict[str, Any] = {}
     offset = 0
@@ -334,7 +334,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _read(path: Path, ranks: Ranks) -> Checkpoint:
-    """Read a checkpoint; each rank verifies its share of the files' hashes, and reads the others on trust. Raises Corrupt."""
+    """Read a checkpoint. Each rank verifies its share of the files' hashes, and reads the others unverified. Raises Corrupt."""
     try:
         return _parsed(path, ranks)
     except Corrupt:
@@ -371,7 +371,7 @@ def _parsed(path: Path, ranks: Ranks) -> Checkpoint:
 
 
 def _joined(files: Mapping[str, tuple[dict[str, NDArray[Any]], Mapping[str, int]]]) -> Joined:
-    """Join all files of one kind, each with its tensors' first rows; arrays that every rank wrote whole are taken from the first file."""
+    """Join all files of one kind, each with its tensors' first rows. Arrays that every rank wrote whole are taken from the first file."""
     pieces: dict[str, list[tuple[int, NDArray[Any]]]] = {}
     for arrays, firsts in files.values():
         for name, array in arrays.items():
@@ -401,7 +401,7 @@ def _read_arrays(path: Path, promised: Mapping[str, Any], *, check: bool) -> dic
 
 
 def _digest(path: Path) -> str:
-    """The file's hash, by reading instead of mapping it: mapped pages would count as this process's memory."""
+    """Return the file's hash. It is read, not mapped: mapped pages would count as this process's memory."""
     digest, block = blake3(max_threads=1), bytearray(1 << 22)
     with path.open("rb", buffering=0) as file:
         while size := file.readinto(block):

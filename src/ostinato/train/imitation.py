@@ -1,7 +1,7 @@
-"""Imitation learning: trains all weights on demonstrations, with the trainer that later learns from rewards.
+"""Imitation learning: trains all weights on demonstrations, with the same trainer that later learns from rewards.
 
-Data flow: demonstrations (conversations in which somebody did it right) -> each of the assistant's messages as a turn that the model
-might have sampled -> one optimizer step per batch with an advantage of 1 for every token and the current log-probabilities: the
+Data flow: demonstrations (conversations in which somebody did it right) -> each assistant message as a turn that the model might have
+sampled -> one optimizer step per batch, with an advantage of 1 for every token and the current log-probabilities as the sampler's. The
 importance weights are then 1, and the policy gradient is that of the log-likelihood.
 """
 
@@ -22,7 +22,7 @@ from ostinato.train.trainer import PolicyTrainer
 
 
 def shown_turns(demonstration: Conversation, renderer: HFRenderer) -> tuple[Turn, ...]:
-    """The assistant's messages of one demonstration as turns of one episode, without log-probabilities.
+    """Return the assistant's messages of one demonstration as turns of one episode, without log-probabilities.
 
     Raises BadRequest if there is none, or one cannot be rendered.
     """
@@ -43,7 +43,7 @@ def imitate(
 ) -> Iterator[Learned]:
     """Take optimizer steps of `batch` demonstrations each; each epoch goes through all demonstrations once, in its own random order.
 
-    A demonstration counts once however many messages it has. Raises NoSignal and BadWeights like `PolicyTrainer.step`.
+    A demonstration has weight 1 however many messages it has. Raises NoSignal and BadWeights like `PolicyTrainer.step`.
     """
     for epoch in range(epochs):
         order = list(shown)

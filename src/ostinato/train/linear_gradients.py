@@ -1,6 +1,6 @@
 """Linear layers, embeddings and gated layers that add their weights' gradients directly to the sums.
 
-Autograd would make each weight's gradient as a separate tensor, copy it into the weight's layout, and add it to the sum: for a tied
+Autograd would create each weight's gradient as a separate tensor, copy it into the weight's layout, and add it to the sum: for a tied
 embedding twice, each time as large as the vocabulary. Here the product is added to the sum as it is computed. Forward passes call the
 same functions as the model's own modules, so their bits stay the engine's.
 """
@@ -87,7 +87,7 @@ def _linear(module: nn.Linear, product: Product, total: Tensor, x: Tensor) -> Te
 
 
 def is_plain_embedding(module: nn.Module) -> TypeGuard[nn.Embedding]:
-    """Whether a module is an embedding that only looks rows up."""
+    """Return True if a module is an embedding that only looks up rows."""
     if type(module) is not nn.Embedding:
         return False
     return module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
@@ -95,14 +95,14 @@ def is_plain_embedding(module: nn.Module) -> TypeGuard[nn.Embedding]:
 
 def _add_rows(total: Tensor, rows_N: Tensor, grad_ND: Tensor) -> None:
     """Add each gradient to its row of `total`, in the same order every time."""
-    if total.is_cuda:  # sorts before it adds; `index_add_` adds in the order of arrival there
+    if total.is_cuda:  # it sorts before it adds; there, `index_add_` adds in the order of arrival
         total.index_put_((rows_N,), grad_ND, accumulate=True)
     else:
         total.index_add_(0, rows_N, grad_ND)
 
 
-class _LookedUp(torch.autograd.Function):
-    """Adds to `.grad` itself: autograd would keep the gradient that a head with the same weight made until this one, as large, is there.
+class _EmbeddingLookup(torch.autograd.Function):
+    """Adds to `.grad` itself. Autograd would keep the gradient of a tied head, as large as this one, until this one is computed.
 
     `asked` makes autograd call `backward`; the weight is in a tuple, where autograd does not see it.
     """
@@ -121,7 +121,7 @@ class _LookedUp(torch.autograd.Function):
         known_K, place_N = ids.flatten().unique(return_inverse=True)
         rows_KD = torch.zeros(len(known_K), weight.shape[1], device=ids.device)
         _add_rows(rows_KD, place_N, _flat(grads[0]).float())
-        if padding is not None:  # its embedding is a constant
+        if padding is not None:  # the padding's embedding is a constant
             rows_KD[known_K == padding] = 0
         if weight.grad is None:
             weight.grad = torch.zeros_like(weight)
@@ -129,19 +129,19 @@ class _LookedUp(torch.autograd.Function):
         return None, None, None
 
 
-def looked_up(ids: Tensor, weight: nn.Parameter, padding: int | None) -> Tensor:
-    """Rows of an embedding, under autograd: a token's gradients are added up in fp32, rounded once to the weight's dtype, and added to
+def embedding_lookup(ids: Tensor, weight: nn.Parameter, padding: int | None) -> Tensor:
+    """Return rows of an embedding, under autograd: a token's gradients are summed in fp32, rounded once to the weight's dtype, and added to
     ``weight.grad``; `torch.autograd.grad` does not see them.
 
-    Autograd's own backward adds them up in the weight's dtype: in bf16 a frequent token learns too little or too much.
+    Autograd's own backward sums them in the weight's dtype: in bf16 a frequent token learns too little or too much.
     """
     if not (torch.is_grad_enabled() and weight.requires_grad):
         return F.embedding(ids, weight, padding)
     asked = torch.zeros((), requires_grad=True)
-    return _LookedUp.apply(asked, ids, (weight, padding))  # pyright: ignore[reportReturnType]
+    return _EmbeddingLookup.apply(asked, ids, (weight, padding))  # pyright: ignore[reportReturnType]
 
 
-class _Selected(torch.autograd.Function):
+class _SelectRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, rows_M: Tensor) -> Tensor:
         ctx.save_for_backward(rows_M)
@@ -156,14 +156,14 @@ class _Selected(torch.autograd.Function):
         return total_ND.to(ctx.dtype), None
 
 
-def selected(x_ND: Tensor, rows_M: Tensor) -> Tensor:
-    """Rows of a tensor, under autograd; a row that is selected several times gets the sum of its gradients, in the same order every time.
+def select_rows(x_ND: Tensor, rows_M: Tensor) -> Tensor:
+    """Return rows of a tensor, under autograd; a row that is selected several times gets the sum of its gradients, in a fixed order.
 
     Autograd's own backward adds them in the order of arrival on a GPU.
     """
     if not torch.is_grad_enabled():
         return x_ND.index_select(0, rows_M)
-    return _Selected.apply(x_ND, rows_M)  # pyright: ignore[reportReturnType]
+    return _SelectRows.apply(x_ND, rows_M)  # pyright: ignore[reportReturnType]
 
 
 class _Embedding(torch.autograd.Function):
@@ -177,7 +177,7 @@ class _Embedding(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (ids,), (total, padding) = ctx.saved_tensors, ctx.rest
         ids_N, grad_ND = ids.flatten(), _flat(grads[0]).float()
-        if padding is not None:  # its embedding is a constant
+        if padding is not None:  # the padding's embedding is a constant
             ids_N, grad_ND = ids_N[ids_N != padding], grad_ND[ids_N != padding]
         _add_rows(total, ids_N, grad_ND)
         return None, None, None, None

@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 def rewards_to_go(values_M: Tensor, turns_M: Tensor) -> Tensor:
-    """Sum of the values from each token to the end of its turn. Summed in float64, so that long micro-batches do not cancel.
+    """Return the sum of the values from each token to the end of its turn, summed in float64 against cancellation in long micro-batches.
 
     Example: values ``[1, 2, 4, 8]`` of turns ``[0, 0, 0, 1]`` give ``[7, 6, 4, 8]``.
     """
@@ -30,7 +30,7 @@ def rewards_to_go(values_M: Tensor, turns_M: Tensor) -> Tensor:
 
 
 def turn_means(values_M: Tensor, turns_M: Tensor) -> Tensor:
-    """Each turn's mean as float64 [S], where S is one more than the largest index in `turns_M`. NaN for an index without tokens.
+    """Return each turn's mean as float64 [S], where S is one more than the largest index in `turns_M`; NaN for an index without tokens.
 
     Example: values ``[1, 3, 8]`` of turns ``[0, 0, 1]`` give ``[2, 8]``.
     """
@@ -39,7 +39,7 @@ def turn_means(values_M: Tensor, turns_M: Tensor) -> Tensor:
 
 
 def sequence_mask(logprobs_M: Tensor, behaviour_M: Tensor, turns_M: Tensor, *, bound: float) -> Tensor:
-    """True for the tokens of turns whose geometric mean ratio exp(mean d) lies in [1/bound, bound], d = trainer - sampler.
+    """Return True for the tokens of turns whose geometric mean ratio exp(mean d) lies in [1/bound, bound], d = trainer - sampler.
 
     Where two arithmetics differ, token weights truncate single outliers; a turn that is off as a whole was drawn from another
     distribution and is masked as a whole. d = 0 is never masked. A NaN is masked, but the loss, which multiplies by the mask, stays
@@ -52,20 +52,20 @@ def sequence_mask(logprobs_M: Tensor, behaviour_M: Tensor, turns_M: Tensor, *, b
 
 
 def turn_ess(d_M: Tensor, turns_M: Tensor) -> Tensor:
-    """Each turn's own estimate of ESS/n under weights of whole turns, exp(-sum d^2), as float64 [S], d = trainer - sampler in nats.
+    """Return each turn's own estimate of ESS/n under weights of whole turns, exp(-sum d^2), as float64 [S], d = trainer - sampler in nats.
 
-    Where d is small and of both signs, the turns' log-weights are normal with the variance sum d^2. Unlike the weight itself it
-    hardly depends on what was sampled, so selecting by it hardly biases.
+    Where d is small and of both signs, the turns' log-weights are normal with variance sum d^2. Unlike the weight itself, this estimate
+    hardly depends on what was sampled, so selecting by it introduces hardly any bias.
     """
     return (-turn_means(d_M.double().square(), turns_M) * torch.bincount(turns_M)).exp()
 
 
 def importance_weights(d_M: Tensor, turns_M: Tensor, *, cap: float, turn_cap: float, least_ess: float | None) -> Tensor:
-    """The importance weight of each token, d = trainer - sampler: its turn's, prod e^d truncated at `turn_cap`, where the turn's own ESS is
-    at least `least_ess` (None: nowhere), else its own, e^d truncated at `cap`.
+    """Return the importance weight of each token, d = trainer - sampler. Where the turn's own ESS is at least `least_ess` (None: nowhere),
+    it is the turn's weight, prod e^d truncated at `turn_cap`; otherwise the token's own, e^d truncated at `cap`.
 
-    A turn's advantage depends on all of its tokens, so only the weight of the whole turn makes the gradient off-policy that of the
-    policy's own turns; over long turns or much drift its variance grows without bound.
+    A turn's advantage depends on all of its tokens, so only the weight of the whole turn makes the off-policy gradient that of the
+    policy's own turns. But over long turns or much drift its variance grows without bound.
     """
     weights_M = d_M.exp().clamp(max=cap)
     if least_ess is None:
@@ -93,7 +93,7 @@ def policy_loss(
     keep_M: Tensor | None = None,
     shares_M: Tensor | None = None,
 ) -> Tensor:
-    r"""REINFORCE with truncated importance weights and token-level KL penalties in the reward: a differentiable scalar.
+    r"""Return the loss of REINFORCE with truncated importance weights and token-level KL penalties in the reward: a differentiable scalar.
 
     .. math::
         L = -\frac{1}{Z} \sum_t s_t w_t A_t \log \pi(y_t), \quad
@@ -102,15 +102,15 @@ def policy_loss(
     w and A carry no gradient. w are the `importance_weights` of pi(y) / mu(y); mu is the policy that sampled the token (`behaviour_M`), a
     each token's advantage (`advantages_M`), s its turn's weight (`shares_M`; 1 if None: see `Sample.factor`), and `penalties` are the pi_j
     with their beta_j. `normaliser` is Z = episodes of the whole batch x the token budget of a turn: a constant, so a long wrong answer
-    costs as much per token as a short one. Tokens outside `keep_M` get weight 0; the caller leaves their turns out of Z
+    costs as much per token as a short one. Tokens outside `keep_M` get weight 0; the caller must leave their turns out of Z,
     too, or the others would count for less.
 
-    The sum over s >= t ends with the turn. The text after a turn was said by others, may be in another batch, held back or masked, and
+    The sum over s >= t ends with the turn. The text after a turn was written by others, may be in another batch, held back or masked, and
     adds noise with every token; a sum over the episode would also reward steering a conversation to where the policy has not
-    changed. A turn's price is then its own KL, whatever else is in the batch.
+    changed. A turn's penalty is then its own KL, whatever else is in the batch.
 
-    Where mu is pi the gradient is exact. Off-policy it is biased, by truncation alone where turns are weighted as a whole; with weights per
-    token, the weights of the tokens before and after are left out, too. Limits on drift bound the bias (`trust`).
+    If mu is pi the gradient is exact. Off-policy it is biased: by truncation alone where turns are weighted as a whole; with weights per
+    token, also because the weights of the tokens before and after are left out. Limits on drift bound the bias (`trust`).
 
     Sources: importance truncation, Ionides 2008 and CISPO (2506.13585), whose loss this equals with weights per token; constant Z, Dr. GRPO
     (2503.20783); the k1 penalty as a reward-to-go inside the advantage, REINFORCE++ (2501.03262).
@@ -129,25 +129,25 @@ def policy_loss(
 
 # ---------------------------------------------------------------- distances between policies
 
-# d beyond this is as good as infinite, and the square of its exponential, e^600, still fits into float64
+# a larger d counts as infinite; the square of its exponential, e^600, still fits into float64
 _FINITE = 300.0
 
 
 def k1(logprobs_M: Tensor, reference_M: Tensor) -> Tensor:
-    """Per-token estimate log p - log ref of KL(p || ref) from samples of p: unbiased, can be negative (Schulman 2020)."""
+    """Return the per-token estimate log p - log ref of KL(p || ref) from samples of p: unbiased, can be negative (Schulman 2020)."""
     return logprobs_M - reference_M
 
 
 def k3(logprobs_M: Tensor, reference_M: Tensor) -> Tensor:
-    """Per-token estimate r - 1 - log r with r = ref / p of KL(p || ref) from samples of p: unbiased, never negative (Schulman 2020)."""
+    """Return the per-token estimate r - 1 - log r, r = ref / p, of KL(p || ref) from samples of p: unbiased, >= 0 (Schulman 2020)."""
     log_ratio = reference_M - logprobs_M
     return log_ratio.exp() - 1 - log_ratio
 
 
 def effective_share(weights: Tensor, shares: Tensor | None = None) -> float:
-    """ESS/n of importance weights w, (sum s w)^2 / (sum s * sum s w^2), in [0, 1]: 1 if all are equal, 0 if all are zero (Kong 1992).
+    """Return ESS/n of importance weights w, (sum s w)^2 / (sum s * sum s w^2), in [0, 1]: 1 if all are equal, 0 if all are 0 (Kong 1992).
 
-    `shares` is how much each sample counts, 1 if None.
+    `shares`: how much each sample counts; None: all the same.
     """
     w = weights.double()
     s = torch.ones_like(w) if shares is None else shares.double()
@@ -157,7 +157,7 @@ def effective_share(weights: Tensor, shares: Tensor | None = None) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trust:
-    """How far a batch can be trusted by a policy that did not draw it. Without drift every field is 1, except `k3`, which is 0.
+    """Measures of how far a batch can be trusted by a policy that did not sample it. Without drift all fields are 1, but `k3` is 0.
 
     `mean_weight`: the mean of w, 1 in expectation. `k3`: KL(sampler || trainer) in nats per token. `ess`: ESS/n of the truncated token
     weights. `ess_turns`: ESS/n of whole turns.
@@ -174,8 +174,8 @@ class Trust:
     def scale(self) -> float:
         """The factor on the learning rate, in [0, 1]: the minimum over the measures.
 
-        Adam undoes any scaling of the gradient, so a batch with little information must be scaled down here. Turns count by the square
-        root of their ESS, as in VCPO (2602.17616, which follows the square-root rule for Adam).
+        Adam undoes any scaling of the gradient, so the learning rate must be scaled down for a batch with little information. Turns count
+        by the square root of their ESS, as in VCPO (2602.17616, which follows the square-root rule for Adam).
         """
         balance = min(self.mean_weight, 1 / self.mean_weight) if self.mean_weight > 0 else 0.0
         return min(balance, self.ess, math.sqrt(self.ess_turns))
@@ -187,9 +187,9 @@ def trust(
     """Measure a batch from each token's d, its turn and its share.
 
     A turn's weight is the product of its tokens' w, truncated at `turn_cap` (None: at `cap`). Over a long turn that product vanishes
-    under any drift at all, e^-5 for 1,000 tokens of 0.005 nats, so a turn longer than `horizon` counts as that many of its tokens would
-    on average: a horizon of 1 would give the geometric mean of GSPO (2507.18071), no horizon the plain product. Thanks to the
-    truncation a single stray turn cannot veto a batch, but a policy that has left its samples, with most weights near 0, can.
+    under any drift, e^-5 for 1,000 tokens of 0.005 nats. So a turn longer than `horizon` counts as that many of its tokens would
+    on average: a horizon of 1 would give the geometric mean of GSPO (2507.18071), no horizon the plain product. Because of the
+    truncation a single stray turn cannot cause a refusal, but a policy that has left its samples, with most weights near 0, can.
     """
     d, s = d_M.detach().double().clamp(max=_FINITE), shares_M.double()
     w = d.exp()
@@ -207,9 +207,9 @@ def trust(
 def drift(
     logprobs_M: Tensor, behaviour_M: Tensor, *, cap: float, prefix: str, turns_M: Tensor | None = None
 ) -> dict[str, float]:
-    """How far the trainer's logprobs are from the sampler's, on tokens that the sampler drew.
+    """Return metrics of how far the trainer's logprobs are from the sampler's, on tokens that the sampler drew.
 
-    Keys, each after `prefix`: tokens, differing = tokens with d != 0, k1 = mean(-d) and k3 = mean(e^d - 1 - d) which estimate
+    Keys, each after `prefix`: tokens, differing = tokens with d != 0, k1 = mean(-d) and k3 = mean(e^d - 1 - d), which estimate
     KL(sampler || trainer) in nats per token, chi2 = mean(e^2d) - 1, max_abs, p99.9_abs, over_ln2 = share of tokens with
     |d| > ln 2, truncated = share of tokens whose weight was cut at `cap`, ess = ESS/n of the truncated weights, and with
     `turns_M` log_ppl_abs_diff = mean over turns of |mean d|, the difference of the two log-perplexities.

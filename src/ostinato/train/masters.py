@@ -1,10 +1,10 @@
 """fp32 master weights, their gradients and AdamW, in one process (over several ranks: `sharding.masters`).
 
-Data flow: backward adds each parameter's gradient into `sums` (fp32, across micro-batches) -> `update` -> the masters move ->
-`round_into_model` -> `publish`. The compute copy is always the rounding that is published, in bf16 and in fp32 compute alike:
-gradients are taken at the weights that people are served.
+Data flow: backward adds each parameter's gradient to `sums` (fp32, across micro-batches) -> `update` -> the masters change ->
+`round_into_model` -> `publish`. The compute copy is always the published rounding, in bf16 and in fp32 compute alike:
+gradients are taken at the weights that serve people.
 
-In one process all masters lie in one flat tensor, so the norm, AdamW and a checkpoint are one pass over memory each.
+In one process all masters are in one flat tensor, so the norm, AdamW and a checkpoint are one pass over memory each.
 """
 
 from __future__ import annotations
@@ -26,44 +26,44 @@ if TYPE_CHECKING:
     from ostinato.train.sharding.masters import ShardedMasters
 
 MasterWeights: TypeAlias = "Masters | ShardedMasters"
-"""fp32 weights, their summed gradients and AdamW's moments, beside the compute model that holds the published rounding.
+"""fp32 weights, their summed gradients and AdamW's moments, next to the compute model, which has the published rounding.
 
-Where there are several ranks, all of them call the same methods in the same order.
+With several ranks, all of them call the same methods in the same order.
 """
 
-# ---------------------------------------------------------------- the norm
+# ---------------------------------------------------------------- gradient norm
 
 
-_ROW = 1024
+_ROW_SIZE = 1024
 
 
 def sum_of_squares(parts: Iterable[Tensor]) -> Tensor:
-    """Sum over all entries of all fp32 tensors, as a float64 scalar; NaN or infinite if any entry is.
+    """Return the sum of squares of all entries of all fp32 tensors, as a float64 scalar; NaN or infinite if any entry is.
 
-    Summed in short rows, because torch accumulates a norm in fp32, which came out 1.7% too small on 135M entries.
+    Summed in short rows, because torch accumulates a norm in fp32, which was 1.7% too small on 135M entries.
     """
     total = torch.zeros((), dtype=torch.float64)
     for part in parts:
         flat = part.reshape(-1)
-        whole = len(flat) - len(flat) % _ROW
-        for rows in (flat[:whole].view(-1, _ROW), flat[whole:].view(1, -1)):
+        whole = len(flat) - len(flat) % _ROW_SIZE
+        for rows in (flat[:whole].view(-1, _ROW_SIZE), flat[whole:].view(1, -1)):
             total += torch.linalg.vector_norm(rows, dim=1).double().square().sum().to(total.device)
     return total
 
 
-_PART = 1 << 20
+_CHUNK_SIZE = 1 << 20
 
 
 def inner_product(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """Sum of the products of all entries of pairs of fp32 tensors, as a float64 scalar; parts are added up in fp32."""
+    """Return the sum of products of all entries of pairs of fp32 tensors, as a float64 scalar; chunks are summed in fp32."""
     total = torch.zeros((), dtype=torch.float64)
     for one, other in pairs:
-        for a, b in zip(one.reshape(-1).split(_PART), other.reshape(-1).split(_PART), strict=True):
+        for a, b in zip(one.reshape(-1).split(_CHUNK_SIZE), other.reshape(-1).split(_CHUNK_SIZE), strict=True):
             total += torch.dot(a, b).double().to(total.device)
     return total
 
 
-# ---------------------------------------------------------------- the masters
+# ---------------------------------------------------------------- master weights
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -71,7 +71,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def adamw(parameters: list[nn.Parameter], config: TrainConfig) -> torch.optim.AdamW:
-    """The optimizer. It decays no weights, because `update` decays the matrices."""
+    """Create the optimizer. It decays no weights, because `update` decays the matrices."""
     betas = (config.beta1, config.beta2)
     return torch.optim.AdamW(
         parameters, lr=config.learning_rate, betas=betas, eps=config.epsilon, weight_decay=0.0, fused=True
@@ -81,7 +81,7 @@ def adamw(parameters: list[nn.Parameter], config: TrainConfig) -> torch.optim.Ad
 class Masters:
     """The trainable state of a model: flat fp32 weights, gradient sums and AdamW moments, with views by parameter name.
 
-    `served` is the dtype in which each of the model's tensors is published: an architecture may keep some in fp32 regardless of the rest.
+    `served` is the dtype in which each of the model's tensors is published: an architecture may keep some in fp32 whatever the rest.
     """
 
     def __init__(self, model: PreTrainedModel, config: TrainConfig, served: Mapping[str, torch.dtype]) -> None:
@@ -95,7 +95,7 @@ class Masters:
         for name, parameter in self._parameters.items():
             self.weights[name].copy_(parameter.detach())
             parameter.requires_grad_(True)
-            parameter.register_post_accumulate_grad_hook(_Sink(self.sums[name]))
+            parameter.register_post_accumulate_grad_hook(_GradientAccumulator(self.sums[name]))
         self._optimizer = adamw([self.flat], config)
         self.moments = (torch.zeros_like(self.flat.data), torch.zeros_like(self.flat.data))
         self.set_steps(0)
@@ -110,7 +110,7 @@ class Masters:
         return views
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Parameter name -> shape, in the order in which the flat tensors hold them."""
+        """Return parameter name -> shape, in the order of the flat tensors."""
         return {name: tuple(view.shape) for name, view in self.weights.items()}
 
     def set_steps(self, steps: int) -> None:
@@ -126,12 +126,12 @@ class Masters:
         self.moments[0].zero_()
 
     def arrays(self) -> tuple[Arrays, Arrays, None]:
-        """Views (from a GPU: copies) of the masters, and of the moments in the order of the weights; None: this process has all rows."""
+        """Return views (from a GPU: copies) of the masters, and of the moments in the weights' order; None: this process has all rows."""
         moments = {name: moment.cpu().numpy() for name, moment in zip(MOMENTS, self.moments, strict=True)}
         return {name: view.cpu().numpy() for name, view in self.weights.items()}, moments, None
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Take the masters and moments of a checkpoint of this model, whatever the number of ranks that wrote it."""
+        """Load the masters and moments of a checkpoint of this model, written by any number of ranks."""
         for name, view in self.weights.items():
             put_array(view, checkpoint.rows("weights", name, 0, len(view)))
         for kind, flat in zip(MOMENTS, self.moments, strict=True):
@@ -141,22 +141,22 @@ class Masters:
         self.round_into_model()
 
     def clear_grads(self) -> None:
-        """Forget gradient sums, half-finished ones included."""
+        """Reset the gradient sums, including half-finished ones."""
         self.grads.zero_()
         for parameter in self._parameters.values():
             parameter.grad = None
 
     def grad_norm(self) -> float:
-        """Global L2 norm of the summed gradient; NaN or infinite if any entry is."""
+        """Return the global L2 norm of the summed gradient; NaN or infinite if any entry is."""
         return float(sum_of_squares([self.grads]).sqrt())
 
     def momentum_product(self) -> float:
-        """Inner product of the summed gradient with AdamW's momentum, the mean of earlier gradients."""
+        """Return the inner product of the summed gradient with AdamW's momentum, the mean of earlier gradients."""
         return float(inner_product([(self.grads, self.moments[0])]))
 
     @torch.no_grad()
     def update(self, *, learning_rate: float, scale: float) -> None:
-        """One AdamW step with the gradient times `scale`; then the compute model holds the new rounding.
+        """Take one AdamW step with the gradient times `scale`, and round the new masters into the compute model.
 
         Decoupled weight decay (Loshchilov and Hutter 2019) for matrices only: a smaller norm weight or bias is not a simpler model.
         """
@@ -181,7 +181,7 @@ class Masters:
 
     @torch.no_grad()
     def take_from_model(self) -> None:
-        """Make the compute model's weights the masters."""
+        """Copy the compute model's weights to the masters."""
         for name, parameter in self._parameters.items():
             self.weights[name].copy_(parameter)
 
@@ -198,17 +198,17 @@ class Masters:
             parameter.copy_(values_of(weights[name]))
 
     def publish(self) -> Weights:
-        """The masters in the published dtypes as fresh bytes: a later step cannot change them."""
+        """Return the masters in the published dtypes as fresh bytes, which a later step cannot change."""
         tensors = {name: self.weights.get(name, tensor) for name, tensor in named_tensors(self._model).items()}
         return {name: bytes_of(name, tensor) for name, tensor in on_host(tensors, self._served).items()}
 
     def gather(self) -> Weights:
-        """The masters in the published dtypes, all of them, as `publish` gives them here."""
+        """Return all masters in the published dtypes; here the same as `publish`."""
         return self.publish()
 
 
-class _Sink:
-    """Adds a parameter's gradient into its fp32 sum as soon as backward has made it, and drops the original."""
+class _GradientAccumulator:
+    """Adds a parameter's gradient to its fp32 sum as soon as backward has computed it, and drops the original."""
 
     def __init__(self, total: Tensor) -> None:
         self._total = total

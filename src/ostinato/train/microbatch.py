@@ -1,4 +1,4 @@
-"""Micro-batches: samples -> packed token trees with everything that the loss reads, token by token."""
+"""Micro-batches: samples -> packed token trees with everything that the loss needs, token by token."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ostinato.train.tree_attention import TreeAttention
 
 @dataclass(slots=True, kw_only=True)
 class Microbatch:
-    """One micro-batch: the packed tree, the loss's inputs for its M sampled tokens of S turns, and after the pass its results.
+    """One micro-batch: the packed tree, the loss's inputs for its M sampled tokens of S turns, and, after the pass, its results.
 
     `turns_M` counts the micro-batch's turns from 0; `weights_S` are their shares of their episodes, `factors_S` the weights of their
     tokens in the loss. `foreign_M`: made under another numerics contract than the trainer's. `edits`: the changes made to the logits
-    of some of the M tokens. `hinted`: the same tokens behind prompts with hints, if the samples have any. `routes`: the experts to replay,
-    None for a model without experts. `release_M` and `anchor_M`: the
-    log-probabilities under the release and under the anchor, if they were computed. `keep_M`: not left out by the sequence mask.
+    of some of the M tokens. `hinted`: the same tokens behind prompts with hints, if the samples have any. `routes`: the experts to
+    replay, None for a model without experts. `release_M` and `anchor_M`: the log-probabilities under the release and under the anchor, if
+    they were computed. `keep_M`: not left out by the sequence mask.
     """
 
     packed: PackedBatch
@@ -61,16 +61,16 @@ class Microbatch:
         return kept_S
 
     def made_by(self, policy: Callable[[PolicyVersion], bool]) -> Tensor:
-        """[M]: True for tokens made, like all earlier ones of their turn, by such a policy: after a swap a stream may read older keys."""
+        """Return [M]: True for tokens made, like all earlier ones of their turn, by such a policy: after a swap, older keys may be read."""
         own_M = torch.tensor([policy(version) for version in self.versions_M])
         others_M = (~own_M).long().cumsum(0)
-        first_M = torch.searchsorted(self.turns_M, self.turns_M)  # each token's turn's first token
+        first_M = torch.searchsorted(self.turns_M, self.turns_M)  # the first token of each token's turn
         before_M = others_M[first_M] - (~own_M[first_M]).long()
         return others_M == before_M
 
 
 def packed_trees(turns: Sequence[TokenTurn], config: TrainConfig) -> Iterator[tuple[list[int], PackedBatch]]:
-    """The micro-batches of some turns (`packing.microbatches`): which turns are in one, and their token tree."""
+    """Yield the micro-batches of some turns (`packing.microbatches`): the indices of the turns, and their token tree."""
     for chosen in microbatches(turns, config.microbatch_tokens, largest=config.largest_microbatch):
         yield chosen, pack([turns[index] for index in chosen])
 
@@ -85,7 +85,7 @@ def make_microbatches(
 ) -> list[Microbatch]:
     """Cut samples into micro-batches.
 
-    `foreign` labels turns, `routes` lays out the experts that they are sent through, `edits` replays the changes to their logits,
+    `foreign` labels turns, `routes` lays out their experts, `edits` replays the changes to their logits,
     `on_layer` is called at each layer of each pass.
     """
     work: list[Microbatch] = []
@@ -120,7 +120,7 @@ def make_microbatches(
 
 
 def idle_microbatch() -> Microbatch:
-    """A micro-batch that teaches nothing, for a rank without work, because all ranks must compute equally often."""
+    """Return a micro-batch that teaches nothing, for a rank without work, because all ranks must compute the same number of times."""
     packed = pack([TokenTurn(prompt=(0,), sampled=(0,))])
     return Microbatch(
         packed=packed,
@@ -137,11 +137,11 @@ def idle_microbatch() -> Microbatch:
 
 
 def token_turns(turns: Sequence[Turn]) -> list[TokenTurn]:
-    """Turns in the form that packing needs; each must have a prompt and sampled tokens."""
+    """Convert turns to the form that packing needs; each must have a prompt and sampled tokens."""
     return [TokenTurn(prompt=turn.prompt_ids, sampled=turn.sampled_ids) for turn in turns]
 
 
 def temperatures(turns: Sequence[Turn]) -> Tensor:
-    """The temperature of each sampled token. Greedy turns (temperature 0) are recorded with the logprobs of temperature 1."""
+    """Return the temperature of each sampled token. Greedy turns (temperature 0) are recorded with the logprobs of temperature 1."""
     values = [logit_divisor(turn.sampling.temperature) for turn in turns for _ in turn.sampled_ids]
     return torch.tensor(values, dtype=torch.float32)

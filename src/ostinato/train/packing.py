@@ -3,9 +3,9 @@
 Data flow: turns -> `microbatches` (which of them are computed together) -> `pack` (ids, positions, subtree ends) -> the tree
 attention. Pure numpy: no torch, no IO.
 
-The tree is a trie over each turn's path: its prompt and all sampled tokens but the last, from which nothing is predicted. Tokens
-are in depth-first order, so a single array describes all of the attention: token j is an ancestor of token i, or i itself, exactly
-if ``j <= i < ends_N[j]``.
+The tree is a trie over the turns' paths. A path is a turn's prompt and all sampled tokens but the last, from which nothing is predicted.
+Tokens are in depth-first order, so a single array describes the whole attention mask: token j is an ancestor of token i, or i itself,
+exactly if ``j <= i < ends_N[j]``.
 """
 
 from __future__ import annotations
@@ -72,20 +72,20 @@ class PackedBatch:
         return self.unpacked - self.tokens
 
 
-def _ordered(turns: Sequence[TokenTurn]) -> tuple[list[int], list[Ints], list[int]]:
-    """The turns' indices in lexicographic order of their paths, which puts shared prefixes side by side; the paths in that order;
-    and how many tokens each path shares with the one before it.
+def _sorted_paths(turns: Sequence[TokenTurn]) -> tuple[list[int], list[Ints], list[int]]:
+    """Return the turns' indices in lexicographic order of their paths, which puts shared prefixes next to each other; the paths in that
+    order; and how many tokens each path shares with the previous one.
     """
     paths = [np.array(turn.path, ">u4") for turn in turns]
-    keys = [path.tobytes() for path in paths]  # big-endian: bytes compare as the numbers do
+    keys = [path.tobytes() for path in paths]  # big-endian, so that the bytes compare like the numbers
     order = sorted(range(len(turns)), key=lambda index: keys[index])
     paths = [paths[index] for index in order]
-    depths = [0] * min(1, len(turns)) + [_shared(one, other) for one, other in pairwise(paths)]
+    depths = [0] * min(1, len(turns)) + [_common_prefix(one, other) for one, other in pairwise(paths)]
     return order, paths, depths
 
 
-def _shared(one: Ints, other: Ints) -> int:
-    """Length of the common prefix."""
+def _common_prefix(one: Ints, other: Ints) -> int:
+    """Return the length of the common prefix."""
     length = min(len(one), len(other))
     differs = one[:length] != other[:length]
     return int(differs.argmax()) if differs.any() else length
@@ -96,15 +96,15 @@ def microbatches(
 ) -> list[list[int]]:
     """Cut turns into micro-batches of about `budget` packed tokens; returns the turns' indices.
 
-    After a cut, the prefix shared with the micro-batch before the cut is computed again. So a micro-batch grows beyond the budget
-    while a cut would cost more than `waste` times the tokens it holds, and beyond `largest` while it would cost more than half of
-    them. All micro-batches together are then at most 1 / (1 - waste) times the whole tree, if `largest` is never reached: an episode
+    After a cut, the prefix shared with the previous micro-batch is computed again. So a micro-batch grows beyond the budget
+    while a cut would cost more than `waste` times its tokens, and beyond `largest` while it would cost more than half of
+    them. All micro-batches together are then at most 1 / (1 - waste) times the whole tree, if `largest` is never reached. An episode
     is never cut, because its turns contain each other; nor are the samples of one long prompt before they outweigh it.
     No micro-batch is larger than all of `budget`, `largest` and twice its longest path.
 
-    The result is the same for every order of arrival of distinct turns.
+    The result does not depend on the order of arrival of distinct turns.
     """
-    order, paths, depths = _ordered(turns)
+    order, paths, depths = _sorted_paths(turns)
     batches: list[list[int]] = []
     used = 0
     for index, path, depth in zip(order, paths, depths, strict=True):
@@ -122,10 +122,10 @@ def pack(turns: Sequence[TokenTurn]) -> PackedBatch:
     """Build the token tree of one micro-batch. Raises ValueError if there is no turn."""
     if not turns:
         raise ValueError("cannot pack an empty micro-batch")
-    order, paths, depths = _ordered(turns)
+    order, paths, depths = _sorted_paths(turns)
     sizes = [len(path) - depth for path, depth in zip(paths, depths, strict=True)]
     ends_N = np.empty(sum(sizes), np.int64)
-    branch = np.empty(max(map(len, paths)), np.int64)  # the tokens of the last path, from the root
+    branch = np.empty(max(map(len, paths)), np.int64)  # the last path's tokens, from the root
     length = count = 0
     rows: list[Ints] = [branch] * len(turns)
     for index, path, depth in zip(order, paths, depths, strict=True):

@@ -1,8 +1,8 @@
-"""Forward and backward over one step's micro-batches: gradients go into the masters' sums, other results onto the micro-batches.
+"""Forward and backward passes over one step's micro-batches: gradients go into the masters' sums, other results onto the micro-batches.
 
-Continued pre-training: every token of a text is predicted from those before it, by the same passes as in learning from rewards.
+Also next-token prediction (continued pre-training), by the same passes as learning from rewards.
 
-Data flow: pieces of documents -> packed trees, in which no piece sees another -> log-probabilities -> their negative mean, and its
+Data flow: pieces of documents -> packed trees, in which no piece attends to another -> log-probabilities -> their negative mean, and its
 gradient in the masters' sums.
 """
 
@@ -34,32 +34,32 @@ from ostinato.train.tree_attention import TreeAttention
 _LOG = logging.getLogger(__name__)
 
 
-class Laps:
-    """The seconds of a step's phases, summed by name."""
+class PhaseTimer:
+    """Timer of a step's phases: seconds, summed by phase name."""
 
     def __init__(self) -> None:
         self._started = self._last = time.perf_counter()
         self._seconds: dict[str, float] = {}
 
     def end(self, name: str) -> None:
-        """Count the time since the last call towards this phase."""
+        """Add the time since the last call to this phase."""
         now = time.perf_counter()
         self._seconds[name] = self._seconds.get(name, 0.0) + now - self._last
         self._last = now
 
     def metrics(self) -> dict[str, float]:
-        """`seconds` in all, and `seconds_<phase>`."""
+        """Return `seconds` in total, and `seconds_<phase>`."""
         named = {f"seconds_{name}": value for name, value in self._seconds.items()}
         return {"seconds": self._last - self._started, **named}
 
 
 class BrokenPromise(NoSignal):
-    """The same weights under the same exact contract gave other bits."""
+    """The same weights under the same exact contract gave different bits in the engine and in the trainer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassResult:
-    """The loss over all turns, whether the promise of exact mode was found broken, and the metrics of hints, if there were any."""
+    """The loss over all turns, whether exact mode was found broken, and the metrics of hints, if there were any."""
 
     loss: float
     broken: bool
@@ -67,7 +67,7 @@ class PassResult:
 
 
 class Passes:
-    """Runs the passes. `contract`: the trainer's own arithmetic, None if it was not measured. `ranks`: the processes that share them."""
+    """Runs the passes. `contract`: the trainer's numerics contract, None if not measured. `ranks`: the processes that share the work."""
 
     def __init__(
         self,
@@ -90,14 +90,14 @@ class Passes:
         held: Collection[int],
         step: int,
         anchor_beta: float,
-        laps: Laps,
+        laps: PhaseTimer,
         check: Callable[[], None],
     ) -> PassResult:
         """Run all micro-batches, the demonstrations `shown` and the turns with hints `hinted`. `held`: the policy numbers whose weights the
-        trainer holds; `step`: the step about to be taken; `check`: called before each micro-batch, and may end the step.
+        trainer has; `step`: the step about to be taken; `check`: called before each micro-batch, and may end the step.
 
-        If the engine's bits at the same weights differ from the trainer's, an exact contract does not hold, and nothing vouches for any
-        turn: the step is then taken as in fast mode, or raises NoSignal (`train.broken_promise`).
+        If the engine's bits at the same weights differ from the trainer's, the exact contract does not hold, and no turn can be
+        trusted: the step is then taken as in fast mode, or raises NoSignal (`train.broken_promise`).
         """
         exact = self._contract is not None and self._contract.mode == "exact"
         loss, broken = 0.0, False
@@ -108,7 +108,7 @@ class Passes:
                 raise
             broken = True
             _LOG.error("%s; this step is taken as in fast mode", str(error))
-        # not in the handler: the error's traceback holds all that the failed micro-batch kept for its backward pass
+        # outside the handler, since the error's traceback keeps the failed micro-batch's activations alive
         if broken:
             self._experts.start_over()
             loss = self._accumulate(work, None, step, anchor_beta, laps, check)
@@ -117,11 +117,11 @@ class Passes:
         return PassResult(loss=loss, broken=broken, hints=self._distil(hinted, normaliser, laps, check))
 
     def _distil(
-        self, hinted: Sequence[Microbatch], normaliser: float, laps: Laps, check: Callable[[], None]
+        self, hinted: Sequence[Microbatch], normaliser: float, laps: PhaseTimer, check: Callable[[], None]
     ) -> dict[str, float]:
-        """Add the gradient of the divergence between the hinted turns' tokens and the same weights behind the hint, each token's times its
-        advantage. No other turn is in such a pass. Returns metrics: how many turns, which share of their tokens the term keeps, and the
-        mean divergence of these in nats.
+        """Add the gradient of the divergence between the hinted turns' tokens and the same weights given the hint, each token's times its
+        advantage. No other turn is in such a pass. Returns metrics: the number of turns, the share of their tokens that the term keeps, and
+        the mean divergence of these in nats.
         """
         nats, kept, tokens, turns = 0.0, 0, 0, 0
         for item in hinted:
@@ -138,9 +138,11 @@ class Passes:
         laps.end("hints")
         return {"hints": float(turns), "hint_share": kept / tokens, "hint_kl": nats / max(1, kept)}
 
-    def _imitate(self, shown: Sequence[Microbatch], normaliser: float, laps: Laps, check: Callable[[], None]) -> None:
+    def _imitate(
+        self, shown: Sequence[Microbatch], normaliser: float, laps: PhaseTimer, check: Callable[[], None]
+    ) -> None:
         """Add the gradient of the demonstrations' log-likelihood, each token's times its advantage. With the policy's own log-probabilities
-        as the sampler's, importance weights are 1. There is no penalty: a KL is estimated on what the policy samples.
+        as the sampler's, importance weights are 1. There is no KL penalty, since KL is estimated on tokens that the policy samples.
         """
         for item in self._ranks.share(shown) if shown else ():
             check()
@@ -161,10 +163,10 @@ class Passes:
         promised: Collection[int] | None,
         step: int,
         anchor_beta: float,
-        laps: Laps,
+        laps: PhaseTimer,
         check: Callable[[], None],
     ) -> float:
-        """Run all micro-batches; returns the loss. `promised`: the policy numbers whose bits an exact contract promises, or None."""
+        """Run all micro-batches and return the loss. `promised`: the policy numbers whose bits an exact contract promises, or None."""
         normaliser = normaliser_of(work, self._config)
         losses: list[Tensor] = []
         self._masters.clear_grads()
@@ -175,7 +177,7 @@ class Passes:
                 logprobs_M = self._policy.logprobs(item.packed, item.attend, item.temperatures_M, item.edits)
                 item.logprobs_M = logprobs_M.detach()
                 if promised is not None:
-                    broken = self._broken(item, promised, step)
+                    broken = self._promise_violation(item, promised, step)
                     if self._ranks.any(bool(broken)):
                         raise BrokenPromise(
                             broken or f"step {step}: another rank found the promise of exact mode broken"
@@ -200,9 +202,9 @@ class Passes:
                 give_back()
             laps.end("backward")
             losses.append(loss.detach())
-        return self._put_together(work, mine, losses)
+        return self._merge_results(work, mine, losses)
 
-    def _put_together(self, work: Sequence[Microbatch], mine: Sequence[Microbatch], losses: Sequence[Tensor]) -> float:
+    def _merge_results(self, work: Sequence[Microbatch], mine: Sequence[Microbatch], losses: Sequence[Tensor]) -> float:
         """Give every rank the results of all, so that `judge` decides the same everywhere. Returns the loss."""
         found = self._ranks.exchange(
             work,
@@ -221,7 +223,7 @@ class Passes:
         return total
 
     def _mask(self, item: Microbatch, *, exact: bool) -> Tensor:
-        """True for the tokens to learn from. Turns of our own exact contract are never masked: `judge` checks their staleness."""
+        """Return True for the tokens to learn from. Turns of our own exact contract are never masked: `judge` checks their staleness."""
         keep_M = torch.ones(len(item.turns_M), dtype=torch.bool)
         bound = self._config.sequence_mask
         if bound is None or self._contract is None:
@@ -231,8 +233,8 @@ class Passes:
             keep_M = ~subject_M | sequence_mask(item.logprobs_M, item.behaviour_M, item.turns_M, bound=bound)
         return keep_M
 
-    def _broken(self, item: Microbatch, promised: Collection[int], step: int) -> str:
-        """How the micro-batch breaks the promise of exact mode; "" if it does not."""
+    def _promise_violation(self, item: Microbatch, promised: Collection[int], step: int) -> str:
+        """Describe how the micro-batch breaks exact mode; "" if it does not."""
         same_M = item.made_by(lambda version: version.number in promised) & ~item.foreign_M
         d_M = (item.logprobs_M - item.behaviour_M)[same_M]
         differing = int((d_M != 0).sum())
@@ -246,17 +248,19 @@ class Passes:
 
 
 def normaliser_of(work: Sequence[Microbatch], config: TrainConfig) -> float:
-    """The loss's constant: the episodes of the whole batch times the token budget of a turn."""
+    """Return the loss's constant: the number of episodes of the whole batch times the token budget of a turn."""
     return sum(float(item.weights_S.double().sum()) for item in work) * config.turn_tokens
 
 
-# ---------------------------------------------------------------- next token
+# ---------------------------------------------------------------- next-token prediction
 
 
-def next_token_gradient(policy: Policy, pieces: Sequence[Sequence[int]], config: TrainConfig, laps: Laps) -> float:
-    """Add the gradient of the mean surprise over all predictions to the sums; returns that mean, in nats.
+def next_token_gradient(
+    policy: Policy, pieces: Sequence[Sequence[int]], config: TrainConfig, laps: PhaseTimer
+) -> float:
+    """Add the gradient of the mean surprise over all predictions to the sums, and return that mean, in nats.
 
-    A piece of n tokens holds n - 1 predictions, and needs at least one.
+    A piece of n tokens has n - 1 predictions, and must have at least one.
     """
     total = sum(len(piece) - 1 for piece in pieces)
     nats: list[float] = []
@@ -275,7 +279,7 @@ def next_token_gradient(policy: Policy, pieces: Sequence[Sequence[int]], config:
 
 @torch.no_grad()
 def surprise(policy: Policy, pieces: Sequence[Sequence[int]], config: TrainConfig) -> float:
-    """Mean nats per prediction under the present weights; nothing is learned."""
+    """Return the mean surprise per prediction under the current weights, in nats; nothing is learned."""
     total = sum(len(piece) - 1 for piece in pieces)
     return -math.fsum(float(_logprobs(policy, packed).double().sum()) for packed in _packed(pieces, config)) / total
 

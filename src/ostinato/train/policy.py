@@ -1,8 +1,7 @@
 """The compute model as a policy: packed token trees in, log-probabilities of their sampled tokens out, with or without gradients.
 
-Log-probabilities of sampled tokens under the output head, as the sampler computes them, and their gradient.
-
-Attention over a packed token tree with torch's operations, on any device; `tree_attention` does the same with our kernels.
+Contains the log-probabilities of sampled tokens under the output head, as the sampler computes them, with their gradient, and attention
+over a packed token tree with torch's operations, on any device; `tree_attention` does the same with our kernels.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from ostinato.model.logprobs import RowSoftmax, TensorLogprobs
 from ostinato.model.paged import array
 from ostinato.model.tensors import named_tensors
 from ostinato.train.config import TrainConfig
-from ostinato.train.linear_gradients import selected
+from ostinato.train.linear_gradients import select_rows
 from ostinato.train.packing import PackedBatch
 from ostinato.train.tree_attention import TreeAttention
 
-# ---------------------------------------------------------------- the masked tree
+# ---------------------------------------------------------------- attention by torch
 
 
 class MaskedTree:
@@ -49,11 +48,11 @@ class MaskedTree:
         del layer
         self._on_layer()
         out = self._attend(q, k, v, scale, window)
-        return _Called.apply(out, self._on_layer)  # pyright: ignore[reportReturnType]
+        return _BackwardCallback.apply(out, self._on_layer)  # pyright: ignore[reportReturnType]
 
 
-class _Called(torch.autograd.Function):
-    """The identity, with a call in the backward pass; an exception from the call ends the pass."""
+class _BackwardCallback(torch.autograd.Function):
+    """The identity, with a callback in the backward pass; an exception from the callback ends the pass."""
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, call: Any) -> Tensor:
@@ -66,10 +65,10 @@ class _Called(torch.autograd.Function):
         return grads[0], None
 
 
-# ---------------------------------------------------------------- the head
+# ---------------------------------------------------------------- output head
 
 
-_CHUNK = 512  # rows that the head is run on at once
+_CHUNK = 512  # rows per call of the head
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -107,8 +106,8 @@ class _TokenLogprobs(torch.autograd.Function):
 class _HintDivergence(torch.autograd.Function):
     """KL(teacher || student) of each token's whole distribution; 0 where the teacher finds the sampled token no less likely.
 
-    The teacher is a constant, so the gradient in the student's logits is (student - teacher) / T: at most 2 / T in sum, whatever the hint.
-    The edits may overwrite the logits; they are constants, as in `_TokenLogprobs`.
+    The teacher is a constant, so the gradient with respect to the student's logits is (student - teacher) / T: at most 2 / T in sum,
+    whatever the hint. The edits may overwrite the logits; they are constants, as in `_TokenLogprobs`.
     """
 
     @staticmethod
@@ -147,8 +146,8 @@ def hint_divergence(
     temperatures_M: Tensor,
     edits: Edits | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """[M], fp32: each sampled token's KL(teacher || student) over the whole vocabulary, differentiable in the student alone; and [M], bool:
-    where the teacher finds the token less likely than the student. Elsewhere the divergence is 0.
+    """Return [M], fp32: each sampled token's KL(teacher || student) over the whole vocabulary, differentiable in the student alone; and
+    [M], bool: True where the teacher finds the token less likely than the student. Elsewhere the divergence is 0.
 
     Both distributions are under the same `edits` of logits. The logits of `_CHUNK` tokens at a time are in memory.
     """
@@ -181,11 +180,11 @@ def token_logprobs(
     keep: bool = True,
     kernels: Literal["own", "torch"] = "own",
 ) -> Tensor:
-    """fp32 log-probability of each sampled token under softmax(head(hidden) / temperature), under autograd; one backward pass.
+    """Return the fp32 log-probability of each sampled token under softmax(head(hidden) / temperature), under autograd; one backward pass.
 
     `head` maps [m, D] to fresh logits [m, V], which may be overwritten. With `keep` all logits stay in memory until the backward pass;
     otherwise that pass runs the head again, and only one chunk of logits is in memory at a time. `edits`: the changes made to
-    the logits of some of the M tokens before they were drawn. `kernels`: "torch" computes on any device, on which all tensors must be.
+    the logits of some of the M tokens before they were sampled. `kernels`: "torch" works on any device, which all tensors must be on.
     """
     function = _TokenLogprobs if kernels == "own" else TensorLogprobs
 
@@ -207,17 +206,17 @@ def token_logprobs(
 
 
 KEPT_LOGITS = 256 << 20
-"""Bytes of a micro-batch's logits up to which they are kept for the backward pass; beyond it the head runs again, chunk by chunk."""
+"""Most bytes of a micro-batch's logits that are kept for the backward pass; beyond it the head runs again, chunk by chunk."""
 
 
 class Policy:
-    """A model's forward pass over packed trees, by the engine's arithmetic.
+    """A model's forward pass over packed trees, with the engine's arithmetic.
 
     Args:
         path: the model's directory.
-        dtype: the dtype it computes in.
-        config: the dtype it is published in, and the number of tokens above which activations are recomputed in the backward pass.
-        backend: the device and the kernels it computes with.
+        dtype: the compute dtype.
+        config: the published dtype, and the number of tokens above which activations are recomputed in the backward pass.
+        backend: the device and the kernels.
     """
 
     def __init__(
@@ -229,9 +228,9 @@ class Policy:
     ) -> None:
         # eval mode: dropout would make the trainer's policy differ from the sampler's
         model = load_model(path, dtype, backend=backend)
-        self._run(model, served_dtypes(model, path, dtype, config), config)
+        self._set_up(model, served_dtypes(model, path, dtype, config), config)
 
-    def _run(self, model: PreTrainedModel, served: Mapping[str, torch.dtype], config: TrainConfig) -> None:
+    def _set_up(self, model: PreTrainedModel, served: Mapping[str, torch.dtype], config: TrainConfig) -> None:
         self.model, self.served, self._recompute_tokens = model, served, config.recompute_tokens
         self._layers = _recomputable(model)
         self._head = partial(logits, model)
@@ -241,32 +240,32 @@ class Policy:
     def logprobs(
         self, packed: PackedBatch, attend: TreeAttention, temperatures_M: Tensor, edits: Edits | None = None
     ) -> Tensor:
-        """[M], fp32, on the host: log-probability of each sampled token at its turn's temperature, under autograd if gradients are on.
+        """Return [M], fp32, on the host: each sampled token's log-probability at its turn's temperature, under autograd if enabled.
 
         `edits`: the sampler's changes to the logits of some of the tokens.
         """
-        return self._compute(packed, self._seen(attend), temperatures_M, edits)
+        return self._compute(packed, self._attention(attend), temperatures_M, edits)
 
     def _compute(self, packed: PackedBatch, attend: Attend, temperatures_M: Tensor, edits: Edits | None) -> Tensor:
         device, kernels = self.model.device, backend_of(self.model).kernels
-        rows_MD, targets_M = self._rows(packed, attend)
+        rows_MD, targets_M = self._states_and_targets(packed, attend)
         keep = len(rows_MD) * self._row_bytes <= KEPT_LOGITS
         temperatures_M = temperatures_M.to(device)
         made_M = token_logprobs(self._head, rows_MD, targets_M, temperatures_M, edits, keep=keep, kernels=kernels)
         return made_M.cpu()
 
-    def _rows(self, packed: PackedBatch, attend: Attend) -> tuple[Tensor, Tensor]:
-        """The states [M, D] from which the sampled tokens are predicted, and these tokens [M], on the model's device."""
+    def _states_and_targets(self, packed: PackedBatch, attend: Attend) -> tuple[Tensor, Tensor]:
+        """Return the states [M, D] from which the sampled tokens are predicted, and these tokens [M], on the model's device."""
         arrays = (packed.ids_N, packed.positions_N, packed.rows_M, packed.targets_M)
         ids_N, positions_N, chosen_M, targets_M = (torch.from_numpy(array).to(self.model.device) for array in arrays)
         for layer in self._layers:
             layer.training = self._recomputes(packed.tokens)
-        return selected(hidden(self.model, ids_N, positions_N, attend), chosen_M), targets_M
+        return select_rows(hidden(self.model, ids_N, positions_N, attend), chosen_M), targets_M
 
     @torch.no_grad()
     def states(self, packed: PackedBatch, attend: TreeAttention) -> Tensor:
-        """[M, D], fp32, on the host: the final hidden states from which the sampled tokens are predicted."""
-        return self._rows(packed, self._seen(attend))[0].float().cpu()
+        """Return [M, D], fp32, on the host: the final hidden states from which the sampled tokens are predicted."""
+        return self._states_and_targets(packed, self._attention(attend))[0].float().cpu()
 
     def hint_divergence(
         self,
@@ -276,33 +275,33 @@ class Policy:
         temperatures_M: Tensor,
         edits: Edits | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """See `hint_divergence`, on the host. `hinted`: the same sampled tokens behind prompts with hints, where the teacher reads them."""
+        """See the function `hint_divergence`; on the host. `hinted`: the same sampled tokens behind prompts with hints, for the teacher."""
         with torch.no_grad():
-            teacher_MD, _ = self._rows(hinted.packed, self._seen(hinted))
-        student_MD, targets_M = self._rows(packed, self._seen(attend))
+            teacher_MD, _ = self._states_and_targets(hinted.packed, self._attention(hinted))
+        student_MD, targets_M = self._states_and_targets(packed, self._attention(attend))
         temperatures_M = temperatures_M.to(self.model.device)
         found = hint_divergence(self._head, student_MD, teacher_MD, targets_M, temperatures_M, edits)
         return found[0].cpu(), found[1].cpu()
 
-    def _seen(self, attend: TreeAttention) -> Attend:
+    def _attention(self, attend: TreeAttention) -> Attend:
         return attend if backend_of(self.model).kernels == "own" else MaskedTree(attend, self.model.device)
 
     def _recomputes(self, tokens: int) -> bool:
-        """Whether the activations of this many tokens are recomputed in the backward pass."""
+        """Return True if the activations of this many tokens are recomputed in the backward pass."""
         return tokens > self._recompute_tokens
 
 
 def served_dtypes(
     model: PreTrainedModel, path: Path, dtype: torch.dtype, config: TrainConfig
 ) -> dict[str, torch.dtype]:
-    """The dtype of each tensor in an engine that serves in `config.publish`: some stay in fp32 regardless of the rest."""
+    """Return the dtype of each tensor in an engine that serves in `config.publish`: some stay in fp32 whatever the rest."""
     served = torch.float32 if config.publish == "fp32" else torch.bfloat16
     like = model if dtype == served else empty_model(path, served, backend=replace(backend_of(model), device="cpu"))
     return {name: tensor.dtype for name, tensor in named_tensors(like).items()}
 
 
 def _recomputable(model: PreTrainedModel) -> list[nn.Module]:
-    """The layers, set up to keep only their input for the backward pass while they (not their submodules) are in training mode."""
+    """Return the layers, set up to keep only their input for the backward pass while they (not their submodules) are in training mode."""
     # transformers 5.22 added the first name, and 6 removes the second
     enable: Any = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})

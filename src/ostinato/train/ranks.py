@@ -1,6 +1,6 @@
 """Data-parallel ranks: the processes that take one step together, their exchanges, and the rows of a checkpoint that each writes.
 
-One process needs no exchange. Any number of ranks reads a checkpoint, whatever the number of those that wrote it.
+A single process needs no exchange. Any number of ranks can read a checkpoint, whatever number wrote it.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from ostinato.train.microbatch import Microbatch
 
 
 class Ranks:
-    """The processes that share one model's training: this one alone. `sharding.group` has several.
+    """The processes that share one model's training; here this one alone. `sharding.group` has several.
 
-    Every rank calls the same methods in the same order. `rank` counts from 0; the first rank writes to log and store.
+    Every rank must call the same methods in the same order. `rank` counts from 0; the first rank writes to log and store.
     """
 
     count = 1
     rank = 0
 
     def share(self, work: Sequence[Microbatch]) -> list[Microbatch]:
-        """The micro-batches that this rank computes, equally many on every rank; the last ones may teach nothing."""
+        """Return the micro-batches that this rank computes, the same number on every rank; the last ones may be idle."""
         return list(work)
 
     def any(self, mine: bool) -> bool:
-        """Whether `mine` is True on any rank."""
+        """Return True if `mine` is True on any rank."""
         return mine
 
     def exchange(
         self, work: Sequence[Microbatch], mine: Sequence[Tensor], *, each: int, extra: int = 0
     ) -> list[Tensor]:
-        """One tensor for each micro-batch of `work`, from the rank that computed it; `mine` are those of this rank's `share`.
+        """Return one tensor for each micro-batch of `work`, from the rank that computed it; `mine` are those of this rank's `share`.
 
         For a micro-batch with M sampled tokens it has ``each * M + extra`` entries in fp32.
         """
@@ -45,19 +45,19 @@ class Ranks:
         return list(mine)
 
     def gather(self, said: bytes) -> list[bytes]:
-        """The bytes of every rank, on every rank, in rank order. No rank continues before all have called it."""
+        """Return the bytes of every rank, on every rank, in rank order. No rank continues before all have called it."""
         return [said]
 
 
 ALONE = Ranks()
 
 
-# ---------------------------------------------------------------- tensors over ranks
+# ---------------------------------------------------------------- tensors divided over ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPart:
-    """Which rows of which tensors a rank has: each tensor's whole shape, and the first of this rank's rows.
+    """The rows of tensors that a rank has: each tensor's whole shape, and the first of this rank's rows.
 
     Example: ``RankPart(shapes={"w": (5, 8)}, firsts={"w": 3})`` beside an array "w" of shape (2, 8) is rows 3 and 4 of 5.
     """
@@ -82,7 +82,7 @@ class Joined(Mapping[str, NDArray[Any]]):
                 at += len(array)
 
     def rows(self, name: str, first: int, last: int) -> NDArray[Any]:
-        """Rows [first, last) of a tensor; a view if one piece has them all."""
+        """Return rows [first, last) of a tensor; a view if one piece has them all."""
         found = [
             array[max(0, first - at) : last - at]
             for at, array in self._pieces[name]

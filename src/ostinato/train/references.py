@@ -1,7 +1,7 @@
-"""The policies that learning is kept near: the last release by a price per nat of divergence, the anchor by a bound.
+"""Reference policies that learning is kept near: the last release by a KL penalty, the anchor by a bound on the KL.
 
-Data flow: micro-batches -> `consult`, before the step's own passes -> each token's log-probability under the release, and under the
-anchor for a part of the tokens (for all, while the policy is further from it than it should be) -> the loss's penalties.
+Data flow: micro-batches -> `fill_references`, before the step's own passes -> each token's log-probability under the release, and under the
+anchor for a part of the tokens (for all, while the policy is further from it than allowed) -> the loss's penalties.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class References:
     """The policies that a step is kept near, and the source of their weights.
 
     `release`: the last release that users got. `anchor`: the first release, which never changes: many small steps, each near the
-    previous release, can lead far away from it. `fetch` is called when some token needs a policy's weights; it may block.
+    previous release, can lead far away from it. `fetch` is called when a policy's weights are needed for some token; it may block.
 
     Example: ``References(release=v17, anchor=v0, fetch=lambda policy: stored[policy])``
     """
@@ -35,20 +35,20 @@ class References:
     fetch: Callable[[PolicyVersion], Weights]
 
 
-Under = Callable[[PolicyVersion, Sequence[Microbatch]], list[Tensor]]
-"""The log-probabilities [M] of micro-batches' tokens under a policy."""
+ReferenceLogprobs = Callable[[PolicyVersion, Sequence[Microbatch]], list[Tensor]]
+"""(policy, micro-batches) -> the log-probabilities [M] of their tokens under the policy."""
 
 
-def reader(
+def reference_logprobs(
     fetch: Callable[[PolicyVersion], Weights],
     masters: MasterWeights,
     forward: Callable[[Sequence[Microbatch]], list[Tensor]],
-) -> Under:
-    """A function for log-probabilities under other weights, which are in the compute model only during the call.
+) -> ReferenceLogprobs:
+    """Return a function for log-probabilities under other weights, which are in the compute model only during the call.
 
-    A token that the policy made under the trainer's own arithmetic keeps its captured log-probability; the weights are fetched only for
-    the other tokens, and only if there are any. Captured values of another contract are not used, nor those of tokens after a swap,
-    which read keys of older weights.
+    A token that the policy sampled under the trainer's own numerics contract keeps its recorded log-probability; the weights are fetched
+    only for other tokens, and only if there are any. Recorded values of another contract are not used, nor those of tokens after a weight
+    swap, which attended to keys of older weights.
     """
 
     def under(policy: PolicyVersion, items: Sequence[Microbatch]) -> list[Tensor]:
@@ -69,14 +69,14 @@ def reader(
     return under
 
 
-def consult(
-    work: Sequence[Microbatch], references: References, under: Under, *, step: int, config: TrainConfig
+def fill_references(
+    work: Sequence[Microbatch], references: References, under: ReferenceLogprobs, *, step: int, config: TrainConfig
 ) -> float:
     """Fill in `release_M` and `anchor_M`; returns the anchor's beta, 0 within `train.anchor_kl`.
 
-    The price beyond the bound is the slope of beta / (2 kl) max(0, KL - kl)^2: it sets in gently and grows with the excess. Whether
+    Beyond the bound, beta is the slope of beta / (2 kl) max(0, KL - kl)^2: it starts gently and grows with the excess. Whether
     the policy is beyond it is determined from the sampler's log-probabilities, on the tokens that this step examines: before the
-    step's own passes nothing newer is known, and the sampler is a few steps behind at most.
+    step's own passes nothing newer is known, and the sampler is at most a few steps behind.
     """
     if references.release is not None and config.kl_beta:
         for item, found_M in zip(work, under(references.release, work), strict=True):
@@ -88,21 +88,21 @@ def consult(
         for item in work:
             item.anchor_M = item.release_M
     else:
-        looked_at = _part(work, step, config.anchor_tokens)
-        _ask(references.anchor, looked_at, under)
+        looked_at = _rotating_subset(work, step, config.anchor_tokens)
+        _fill_anchor(references.anchor, looked_at, under)
     beta = config.anchor_beta * max(0.0, distance(looked_at, captured=True) / config.anchor_kl - 1)
     if beta:
-        _ask(references.anchor, [item for item in work if item.anchor_M is None], under)
+        _fill_anchor(references.anchor, [item for item in work if item.anchor_M is None], under)
     return beta
 
 
-def _ask(anchor: PolicyVersion, items: Sequence[Microbatch], under: Under) -> None:
+def _fill_anchor(anchor: PolicyVersion, items: Sequence[Microbatch], under: ReferenceLogprobs) -> None:
     for item, found_M in zip(items, under(anchor, items), strict=True):
         item.anchor_M = found_M
 
 
-def _part(work: Sequence[Microbatch], step: int, tokens: int) -> list[Microbatch]:
-    """Micro-batches with at least `tokens` sampled tokens, or all; each step begins one further on, so that every part has its turn."""
+def _rotating_subset(work: Sequence[Microbatch], step: int, tokens: int) -> list[Microbatch]:
+    """Return micro-batches with at least `tokens` sampled tokens, or all; each step starts one further on, so that all get their turn."""
     chosen: list[Microbatch] = []
     for number in range(len(work)):
         if sum(len(item.turns_M) for item in chosen) >= tokens:
@@ -112,9 +112,9 @@ def _part(work: Sequence[Microbatch], step: int, tokens: int) -> list[Microbatch
 
 
 def distance(items: Sequence[Microbatch], *, captured: bool = False, cap: float = 1.0) -> float:
-    """KL(policy || anchor) in nats per token, over the micro-batches whose `anchor_M` is known; 0 if there are none.
+    """Return KL(policy || anchor) in nats per token, over the micro-batches whose `anchor_M` is known; 0 if there are none.
 
-    The policy is the trainer's, with importance weights up to `cap`; or, if `captured`, the policy that drew the tokens.
+    The policy is the trainer's, with importance weights up to `cap`; or, if `captured`, the policy that sampled the tokens.
     """
     total = count = 0.0
     for item in items:
@@ -128,7 +128,7 @@ def distance(items: Sequence[Microbatch], *, captured: bool = False, cap: float 
 
 
 def penalties(item: Microbatch, *, anchor_beta: float, config: TrainConfig) -> list[Penalty]:
-    """The penalties in a micro-batch's loss."""
+    """Return the penalties in a micro-batch's loss."""
     found: list[Penalty] = []
     if item.release_M is not None:
         found.append((item.release_M, config.kl_beta))

@@ -4,8 +4,8 @@ Data flow: `Turn.routes` -> decoded and checked (`Experts.admits`) -> one row pe
 routers use these experts and compute the gate weights from their own live logits (`Experts.replaying`). A turn whose routes
 cannot be trusted is left out with a reason, never trained on as if it had no routes.
 
-Replay of the sampler's edits of logits: a grammar's masks, biases and penalties, reconstructed from a turn's own ids, the nucleus
-that top_p left open, as the engine recorded it, and the steering of its first tokens by the recorded dials and the log's basis.
+Replay of logit edits: a grammar's masks, biases and penalties are reconstructed from a turn's own ids; the nucleus of top_p is the one
+that the engine recorded; the steering of a turn's first tokens comes from the recorded dials and the basis in the log.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ Ids = NDArray[np.integer]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routes:
-    """Expert ids per token of a packed tree. `disagreements`: (token, layer) pairs on shared prefixes where turns differ.
+    """Expert ids per token of a packed tree. `disagreements`: the number of (token, layer) pairs on shared prefixes where turns differ.
 
-    Turns that share a prefix were sampled from one cached computation, so in exact mode they agree; if they do not, the first
+    Turns that share a prefix were sampled from one cached computation, so in exact mode they agree. If they do not, the first
     turn's routes are used.
     """
 
@@ -49,7 +49,7 @@ class Routes:
 
 
 def lay_out(packed: PackedBatch, routes: Sequence[Ids]) -> Routes:
-    """One row per token of the tree; `routes` in the order of `pack`'s argument, each [tokens of the path, L, k], sets ascending.
+    """Return one row per token of the tree; `routes` in the order of `pack`'s argument, each [tokens of the path, L, k], sets ascending.
 
     A turn's path is the last token that predicts one of its sampled tokens, and that token's ancestors.
     """
@@ -93,11 +93,11 @@ class Experts:
         self._replayed: Counter[str] = Counter()
 
     def admits(self, turn: Turn) -> bool:
-        """True if the turn's routes can be replayed; else the reason is logged and counted."""
+        """Return True if the turn's routes can be replayed; otherwise log and count the reason."""
         routing = self._routing
         if routing is None:
             return True
-        tokens = len(turn.prompt_ids) + len(turn.sampled_ids) - 1  # nothing is predicted from the last one
+        tokens = len(turn.prompt_ids) + len(turn.sampled_ids) - 1  # the last token predicts nothing
         try:
             ids_TLk = codec.decode(
                 turn.routes, experts=routing.experts, layers=routing.layers, top_k=routing.top_k, tokens=tokens
@@ -111,7 +111,7 @@ class Experts:
         return True
 
     def lay_out(self, packed: PackedBatch, turns: Sequence[Turn]) -> Routes | None:
-        """The routes of a micro-batch of admitted turns; None if nothing is replayed."""
+        """Return the routes of a micro-batch of admitted turns; None if nothing is replayed."""
         if self._routing is None:
             return None
         routes = lay_out(packed, [self._known[turn.id] for turn in turns])
@@ -120,7 +120,7 @@ class Experts:
 
     @contextmanager
     def replaying(self, routes: Routes | None) -> Generator[None]:
-        """Replay routes during one forward pass and its backward pass, which may recompute activations and must find the same routes."""
+        """Replay routes during one forward pass and its backward pass, which may recompute activations and must see the same routes."""
         if self._routing is None or routes is None:
             yield
             return
@@ -131,7 +131,7 @@ class Experts:
         self._replayed["router_implausible"] += replay.implausible
 
     def start_over(self) -> None:
-        """Forget what was replayed: the same micro-batches are going to be replayed again."""
+        """Reset the replay counts, because the same micro-batches are going to be replayed again."""
         self._replayed.clear()
 
     def settle(self) -> dict[str, float]:
@@ -143,14 +143,14 @@ class Experts:
         return found
 
 
-# ---------------------------------------------------------------- edits
+# ---------------------------------------------------------------- logit edits
 
 
 class AnswerEdits:
-    """Reconstructs the edits of turns.
+    """Reconstructs the logit edits of turns.
 
     Args:
-        load: the grammars of the model's tokenizer; called once, when the first turn needs them.
+        load: returns the grammars of the model's tokenizer; called once, when the first turn needs them.
 
     Example::
 
@@ -163,11 +163,11 @@ class AnswerEdits:
         self._load = load
         self._grammars: Grammars | None = None
         self._bases: dict[str, Basis] = {}
-        self._kls: dict[tuple[str, int], float] = {}  # of the last pass over each steered token
+        self._kls: dict[tuple[str, int], float] = {}  # from the last pass over each steered token
         self._over_cap = set[tuple[str, int]]()
 
     def set_bases(self, rows: Iterable[SteeringBasis]) -> None:
-        """Make known the bases that the next turns were steered by, in the place of those before."""
+        """Set the bases that the next turns were steered by, replacing the previous ones."""
         self._bases = {}
         for row in rows:
             try:
@@ -176,7 +176,7 @@ class AnswerEdits:
                 _LOG.warning("a basis in the log cannot be used: %s", error)
 
     def knows_basis(self, turn: Turn) -> bool:
-        """True if the turn was not steered, or its steering can be replayed; else the reason is logged."""
+        """Return True if the turn was not steered, or its steering can be replayed; otherwise log the reason."""
         try:
             self._steering(turn)
         except ValueError as error:
@@ -185,7 +185,7 @@ class AnswerEdits:
         return True
 
     def admits(self, turn: Turn) -> bool:
-        """True if the turn's tokens were drawn from the model's own logits, or from edited ones that can be reconstructed."""
+        """Return True if the turn's tokens were drawn from the model's own logits, or from edited ones that can be reconstructed."""
         try:
             editor, nuclei = self._editor(turn), _nuclei(turn)
         except (BadRequest, ValueError) as error:
@@ -204,9 +204,9 @@ class AnswerEdits:
         return True
 
     def replay(self, turns: Sequence[Turn], start: int, stop: int) -> Mapping[int, Edit]:
-        """The edits of the sampled tokens [start, stop), counted through all turns; tokens without an edit are left out.
+        """Return the edits of the sampled tokens [start, stop), counted over all turns; tokens without an edit are left out.
 
-        They are made for one part at a time: for long answers, all at once would take more memory than everything else.
+        Callers request one part at a time: for long answers, all edits at once would take more memory than everything else.
         """
         made: dict[int, Edit] = {}
         first = 0
@@ -221,9 +221,9 @@ class AnswerEdits:
                 for place, token in enumerate(turn.sampled_ids[: stop - first], first):
                     if place >= start:
                         edit = UNEDITED if editor is None else editor.edit()
-                        edit = edit if nuclei is None else replace(edit, allowed=_bits(nuclei[place - first]))
+                        edit = edit if nuclei is None else replace(edit, allowed=_allowed_mask(nuclei[place - first]))
                         if steering is not None and place < until and place not in gaps:
-                            saw = partial(self._saw, (turn.id, place - first), steering.cap)
+                            saw = partial(self._record_kl, (turn.id, place - first), steering.cap)
                             edit = replace(edit, steering=replace(steering, on_token=saw))
                         if edit is not UNEDITED:
                             made[place] = edit
@@ -232,14 +232,14 @@ class AnswerEdits:
             first = end
         return made
 
-    def _saw(self, place: tuple[str, int], cap: float, token: SteeredToken) -> None:
+    def _record_kl(self, place: tuple[str, int], cap: float, token: SteeredToken) -> None:
         self._kls[place] = token.kl
         if token.kl > cap:
             self._over_cap.add(place)
 
     def settle(self) -> dict[str, float]:
-        """What was seen of steered tokens since the last call: how many, their mean KL(steered || base) in nats as recomputed here, and how
-        many exceeded their cap.
+        """Return metrics of the steered tokens since the last call: their number, their mean KL(steered || base) in nats as recomputed
+        here, and how many exceeded their cap.
         """
         kls, over = self._kls, self._over_cap
         self._kls, self._over_cap = {}, set()
@@ -247,7 +247,7 @@ class AnswerEdits:
         return {"steered_tokens": float(len(kls)), "steered_kl": mean, "steered_over_cap": float(len(over))}
 
     def _steering(self, turn: Turn) -> LogitSteering | None:
-        """What was done to the logits of the turn's steered tokens. Raises ValueError if it cannot be known."""
+        """Return the steering of the logits of the turn's steered tokens. Raises ValueError if it cannot be determined."""
         steered = turn.steered
         if steered is None:
             return None
@@ -263,21 +263,21 @@ class AnswerEdits:
         return LogitSteering.of(basis, steered.dials, steered.cap, turn.sampling.temperature, steered.clip)
 
     def _editor(self, turn: Turn) -> LogitEditor | None:
-        """The turn's editor, None if its logits were not edited. Raises BadRequest."""
+        """Return the turn's editor, None if its logits were not edited. Raises BadRequest."""
         if turn.sampling.grammar and self._grammars is None:
             self._grammars = self._load()
         return LogitEditor.of(turn.sampling, self._grammars)
 
 
 def _nuclei(turn: Turn) -> list[nucleus.Ids] | None:
-    """The ids that were open to each sampled token, a grammar's masks included; None if `top_p` closed none. Raises ValueError."""
+    """Return the ids allowed for each sampled token, including a grammar's masks; None if `top_p` excluded none. Raises ValueError."""
     if turn.sampling.top_p == 1.0 or turn.sampling.temperature == 0.0:
         return None
     return nucleus.decode(turn.nucleus, len(turn.sampled_ids))
 
 
-def _bits(ids: nucleus.Ids) -> NDArray[np.uint8]:
-    """As `Edit.allowed`, up to the largest of these ascending ids."""
+def _allowed_mask(ids: nucleus.Ids) -> NDArray[np.uint8]:
+    """Return a bit mask as `Edit.allowed`, up to the largest of these ascending ids."""
     open_V = np.zeros(int(ids[-1]) + 1, np.bool_)
     open_V[ids] = True
     return np.packbits(open_V, bitorder="little")

@@ -1,15 +1,15 @@
-"""The metrics of one step's batch, and the reasons to refuse it.
+"""The metrics of one step's batch, and the checks that may refuse it.
 
-Tokens fall into groups that are measured apart, because they call for different remedies:
+Tokens fall into groups that are measured separately, because they call for different remedies:
 
-- `mismatch_`: made under the trainer's own contract by the weights that it holds. In exact mode d is 0, to the bit.
+- `mismatch_`: made under the trainer's own contract by the weights that it has. In exact mode d is 0, to the bit.
 - `stale_`: the same contract, other weights: training has moved on since.
 - `foreign_`: another contract, whatever the weights; `foreign_same_`: those of them that the trainer's own weights made, so that only
   the arithmetic differs.
 
-`on_policy` is the share of tokens made by the weights that the trainer holds, `whole_turns` that of turns weighted as a whole.
+`on_policy` is the share of tokens made by the weights that the trainer has, `whole_turns` that of turns weighted as a whole.
 
-Episodes count by weight: a masked turn's share of its episode leaves the normaliser.
+Episodes count by weight: a masked turn's share of its episode is removed from the normaliser.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from ostinato.train.references import distance
 def judge(
     work: Sequence[Microbatch], *, loss: float, norm: float, step: int, held: Collection[int], config: TrainConfig
 ) -> dict[str, float]:
-    """Measure a batch after its backward pass. `loss` and `norm` are over all turns, as accumulated.
+    """Check a batch after its backward pass, and return its metrics. `loss` and `norm` are over all turns, as accumulated.
 
-    `step` is the number of the step about to be taken, `held` the policy numbers whose weights the trainer holds.
+    `step` is the number of the step about to be taken, `held` the policy numbers whose weights the trainer has.
 
-    Raises BadWeights (not finite) and NoSignal: everything masked, the policy has left its samples or its anchor behind, or no
-    gradient at all.
+    Raises BadWeights (not finite) and NoSignal: everything is masked, the policy has moved too far from its samples or its anchor, or the
+    gradient is 0.
     """
     if not (math.isfinite(loss) and math.isfinite(norm)):
         raise BadWeights(
@@ -75,7 +75,7 @@ def judge(
 
 
 def _numbered(work: Sequence[Microbatch]) -> Tensor:
-    """Each token's turn, numbered through the whole batch."""
+    """Return each token's turn, numbered over the whole batch."""
     numbered: list[Tensor] = []
     first = 0
     for item in work:

@@ -1,4 +1,4 @@
-"""The loop's `Trainer`: the synchronous trainer in a thread of its own, with the weights that a batch names."""
+"""Async wrapper of the synchronous trainer: runs its steps in a thread, with the weights that a batch names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ostinato.train.sharding.trainer import ShardedTrainer
     from ostinato.train.trainer import PolicyTrainer
 
-_PATIENCE_S = 0.2  # between two checks for cancellation while weights are being fetched
+_CANCEL_POLL_S = 0.2  # seconds between two checks for cancellation while weights are being fetched
 
 
 class Stepper:
@@ -29,9 +29,9 @@ class Stepper:
         snapshot: fetches the weights of a version: a reference, or the release that training goes back to. Called when they are
             needed; they are not kept here.
         on_learned: called with each step's result.
-        anchor: returns the fixed release that training is kept near; called for the first step, and for each that starts from other
-            weights, as a branch's that begins anew. None, or a result of None: there is no anchor.
-        bases: finds bases of dials in the log by their hashes; None: steered turns are left out.
+        anchor: returns the fixed release that training is kept near; called for the first step, and again after each return to other
+            weights, as when a branch starts anew. None, or a result of None: there is no anchor.
+        bases: finds steering bases in the log by their hashes; None: steered turns are left out.
     """
 
     def __init__(
@@ -46,15 +46,17 @@ class Stepper:
         self._trainer, self._snapshot, self._on_learned = trainer, snapshot, on_learned
         self._anchor, self._anchored = anchor, False
         self._anchor_policy: PolicyVersion | None = None
-        self._base: PolicyVersion | None = None  # to go back to: if it is refused, the next step tries again
-        self._pool = ThreadPoolExecutor(1)  # always the same thread: each thread's heap keeps what a step freed
+        self._base: PolicyVersion | None = None  # the release to go back to; kept until that succeeds
+        self._pool = ThreadPoolExecutor(
+            1
+        )  # always the same thread, since each thread's heap keeps the memory that a step freed
 
     async def step(self, batch: TrainingBatch) -> Learned:
         """Take the step. A refused step is counted but leaves the weights unchanged; if the release that it goes back to was refused,
         the next step goes back first. Raises NoSignal, BadWeights.
 
-        If the task is cancelled, it ends within the time of a layer, or of the optimizer and the rounding if it has come that far. A
-        step that was cut short has changed nothing and is not counted.
+        If the task is cancelled, the call ends within the time of one layer, or of the optimizer and the rounding if it has come that far.
+        A step that was cut short has changed nothing and is not counted.
         """
         try:
             return await self._step(batch)
@@ -80,7 +82,7 @@ class Stepper:
             await asyncio.shield(work)
         except asyncio.CancelledError:
             stop.set()
-            await asyncio.wait([work])  # the thread must not outlive this call: it would hold up the process's end
+            await asyncio.wait([work])  # the thread must not outlive this call, or the process could not exit
             if not work.exception():
                 self._on_learned(work.result())
             raise
@@ -93,7 +95,7 @@ class Stepper:
         return self._anchor_policy
 
     def _fetcher(self, stop: threading.Event) -> Callable[[PolicyVersion], Weights]:
-        """A function for the trainer's thread that fetches weights on this event loop, unless `stop` comes first."""
+        """Return a function for the trainer's thread that fetches weights on this event loop, unless `stop` is set first."""
         loop = asyncio.get_running_loop()
 
         async def snapshot(policy: PolicyVersion) -> Snapshot:
@@ -102,7 +104,7 @@ class Stepper:
         def fetch(policy: PolicyVersion) -> Weights:
             fetching = asyncio.run_coroutine_threadsafe(snapshot(policy), loop)
             while not stop.is_set():
-                if wait([fetching], _PATIENCE_S).done:
+                if wait([fetching], _CANCEL_POLL_S).done:
                     return fetching.result().weights
             fetching.cancel()
             raise Cancelled(f"the step was cancelled while it waited for the weights of {policy}")

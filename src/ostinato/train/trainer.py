@@ -4,7 +4,7 @@ Data flow: samples -> admission -> micro-batches of packed token trees -> their 
 -> forward, loss, backward (gradients summed in fp32) -> one set of checks over the whole batch (`judge`) -> AdamW -> the rounded
 weights as bytes. Synchronous and CPU-bound; the worker runs it in a thread.
 
-A step either happens or leaves weights, moments and step count as they were.
+A step either completes or leaves weights, moments and step count unchanged.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from ostinato.train.linear_gradients import sum_gradients_into
 from ostinato.train.masters import Masters, MasterWeights
 from ostinato.train.microbatch import Microbatch, make_microbatches, packed_trees, temperatures, token_turns
 from ostinato.train.packing import TokenTurn
-from ostinato.train.passes import Laps, Passes, next_token_gradient, surprise
+from ostinato.train.passes import Passes, PhaseTimer, next_token_gradient, surprise
 from ostinato.train.policy import Policy
 from ostinato.train.ranks import ALONE, Ranks
-from ostinato.train.references import References, consult, reader
+from ostinato.train.references import References, fill_references, reference_logprobs
 from ostinato.train.replay import AnswerEdits, Experts
 from ostinato.train.step_metrics import judge
 from ostinato.train.tree_attention import TreeAttention
@@ -51,13 +51,13 @@ if TYPE_CHECKING:
 
 
 class Admission:
-    """Admits a sample if it has tokens, an arithmetic that may be trained on, and logit edits and routes that can be replayed.
+    """Admits a sample if it has tokens, a numerics contract that may be trained on, and logit edits and routes that can be replayed.
 
     Args:
-        contract: the trainer's; None: it was not measured, and no turn is foreign.
+        contract: the trainer's numerics contract; None: it was not measured, and no turn is foreign.
         refuse_foreign: leave turns of another contract out.
-        experts: knows which routes can be replayed.
-        edits: knows which edits of logits can be replayed.
+        experts: decides which routes can be replayed.
+        edits: decides which edits of logits can be replayed.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class Admission:
         self._contract, self._refuse, self._experts, self._edits = contract, refuse_foreign, experts, edits
 
     def foreign(self, turn: Turn) -> bool:
-        """True if the turn was made under another contract than the trainer's; unknown arithmetic counts as another."""
+        """Return True if the turn was made under another contract than the trainer's; an unknown contract counts as another."""
         return self._contract is not None and turn.numerics != self._contract.id
 
     def admit(self, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]:
-        """The sampled turns that can be learned from, and how many were dropped for each reason; demonstrations are only counted.
+        """Return the sampled turns that can be learned from, and how many were dropped for each reason; demonstrations are only counted.
 
         Raises NoSignal if none is left.
         """
@@ -110,25 +110,25 @@ class Admission:
 
 
 def never() -> bool:
-    """A `stop` that never stops a step."""
+    """Return False: a `stop` that never stops a step."""
     return False
 
 
 class PolicyTrainer:
-    """All weights of one model, learning from turns.
+    """Trains all weights of one model on turns.
 
     `step_count` is the number of optimizer steps behind the weights, which is the policy version's number.
 
     Args:
         model_path: the model's directory.
         config: how a step is taken. `compute` must name its dtype: "auto" means the engine's, which is not known here.
-        contract: the arithmetic of this process. Turns made under another are labelled or refused (`foreign_numerics`); None:
+        contract: the numerics contract of this process. Turns made under another are labelled or refused (`foreign_numerics`); None:
             it was not measured, and nothing is checked.
         group: the ranks that train this model together, as many as `config.ranks`; all of them call the same methods with the
             same arguments. None: this process alone.
-        backend: the device and the kernels it computes with. A group has its own, and this is not used.
+        backend: the device and the kernels for computation. A group has its own, and then this is not used.
 
-    Raises BadConfig for a `compute` of "auto", and for several ranks without a group.
+    Raises BadConfig if `compute` is "auto", and for several ranks without a group.
 
     Example::
 
@@ -152,10 +152,12 @@ class PolicyTrainer:
         self.config = config
         self.contract = contract
         self.step_count = 0
-        self._held = {0}  # the policy numbers that have the present weights
-        self._promised = True  # False: no number does, whatever `_held` says
+        self._own_numbers = {0}  # the policy numbers whose weights are the current ones
+        self._numbers_valid = (
+            True  # False: no policy number identifies the current weights, whatever `_own_numbers` says
+        )
         self._policy, self._masters, self._ranks = (
-            _whole(model_path, config, backend) if group is None else _divided(model_path, config, group)
+            _single_rank(model_path, config, backend) if group is None else _sharded(model_path, config, group)
         )
         self._experts = Experts(routing.of(self._policy.model), config)
         self._edits = AnswerEdits(lambda: HFRenderer(model_path).grammars)
@@ -171,7 +173,7 @@ class PolicyTrainer:
         torch.manual_seed(config.seed)
 
     def set_bases(self, rows: Sequence[SteeringBasis]) -> None:
-        """Make known the bases by which turns of the next steps were steered; a turn of another one is left out (`basis_refused`)."""
+        """Set the bases by which turns of the next steps were steered; a turn with another basis is left out (`basis_refused`)."""
         self._edits.set_bases(rows)
 
     # ------------------------------------------------------------ one step
@@ -182,10 +184,10 @@ class PolicyTrainer:
         """Learn from `samples`, kept near `references` (None: near nothing). `stop` is called at every layer of every pass; with several
         ranks, before every micro-batch.
 
-        Raises NoSignal (no turn left to learn from, or a batch that must not be learned from; the message says why), BadWeights (a NaN
-        or infinite loss or gradient) and Cancelled (`stop` returned True); the trainer is then as it was before the call.
+        Raises NoSignal (no turn is left to learn from, or the batch must not be learned from; the message says why), BadWeights (the loss
+        or gradient is NaN or infinite) and Cancelled (`stop` returned True). The trainer is then as it was before the call.
         """
-        laps = Laps()
+        laps = PhaseTimer()
 
         def refuse(wanted: bool) -> None:
             if wanted:
@@ -193,7 +195,7 @@ class PolicyTrainer:
 
         alone = self._ranks.count == 1  # several ranks must all stop at the same point: before a micro-batch
 
-        held = self._held if self._promised else set[int]()
+        held = self._own_numbers if self._numbers_valid else set[int]()
 
         def check_layer() -> None:
             refuse(alone and stop())
@@ -204,7 +206,7 @@ class PolicyTrainer:
         try:
             usable, counts = self._admission.admit(samples)
             valued = self._valued(usable, samples, laps, check_layer)
-            beside = self._beside(samples, {sample.turn.id for sample in usable}, check_layer)
+            beside = self._auxiliary_batches(samples, {sample.turn.id for sample in usable}, check_layer)
             work = make_microbatches(
                 valued.samples,
                 self.config,
@@ -214,7 +216,7 @@ class PolicyTrainer:
                 check_layer,
             )
             laps.end("prepare")
-            anchor_beta = self._consult(work, references, check)
+            anchor_beta = self._fill_references(work, references, check)
             laps.end("reference")
             done = self._passes.run(
                 work, *beside, held=held, step=self.step_count + 1, anchor_beta=anchor_beta, laps=laps, check=check
@@ -232,15 +234,15 @@ class PolicyTrainer:
         laps.end("publish")
         metrics |= {"anchor_beta": anchor_beta, "alarm_promise": float(done.broken), **done.hints}
         metrics |= counts | self._experts.settle() | self._edits.settle() | valued.metrics
-        metrics |= _counted(work, valued.samples, self.step_count - 1) | laps.metrics()
+        metrics |= _data_metrics(work, valued.samples, self.step_count - 1) | laps.metrics()
         metrics["tokens_per_second"] = metrics["tokens"] / metrics["seconds"]
         return Learned(step=self.step_count, policy_number=self.step_count, weights=weights, metrics=metrics)
 
     def _valued(
-        self, usable: Sequence[Sample], samples: Sequence[Sample], laps: Laps, on_layer: Callable[[], None]
+        self, usable: Sequence[Sample], samples: Sequence[Sample], laps: PhaseTimer, on_layer: Callable[[], None]
     ) -> ValuedTurns:
-        """The admitted samples with the credit that the values of their states leave, by the weights before the step. No routes are
-        replayed: nobody sampled from these states.
+        """Return the admitted samples with the credit that remains after subtracting the values of their states, computed with the weights
+        before the step. No routes are replayed: nobody sampled from these states.
         """
         if self._values is None:
             return ValuedTurns(samples=list(usable), lessons={}, metrics={})
@@ -255,11 +257,11 @@ class PolicyTrainer:
         laps.end("values")
         return valued
 
-    def _beside(
+    def _auxiliary_batches(
         self, samples: Sequence[Sample], admitted: Container[str], on_layer: Callable[[], None]
     ) -> tuple[list[Microbatch], list[Microbatch]]:
-        """The demonstrations, and the admitted turns with hints; these only with one rank. No routes are replayed: nobody sampled what was
-        shown, nor the teacher's.
+        """Return micro-batches of the demonstrations, and of the admitted turns with hints; the latter only with one rank. No routes are
+        replayed: nobody sampled the demonstrations or the teacher's tokens.
         """
         hinted = [each for each in samples if each.hinted and each.turn.id in admitted and self._ranks.count == 1]
         shown, hints = (
@@ -276,7 +278,7 @@ class PolicyTrainer:
         return shown, hints
 
     def score(self, turns: Sequence[Turn]) -> list[tuple[float, ...]]:
-        """The sampled tokens' logprobs under the present weights, at each turn's own temperature, as the sampler would record them."""
+        """Return the sampled tokens' logprobs under the current weights, at each turn's temperature, as the sampler would record them."""
         results: list[tuple[float, ...]] = [()] * len(turns)
         known = [index for index, turn in enumerate(turns) if turn.prompt_ids and turn.sampled_ids]
         for chosen, packed in packed_trees(token_turns([turns[index] for index in known]), self.config):
@@ -289,14 +291,14 @@ class PolicyTrainer:
                 results[known[index]] = tuple(scored[packed.turns_M == place].tolist())
         return results
 
-    # ------------------------------------------------------------ a step of reading
+    # ------------------------------------------------------------ next-token prediction
 
     def read(self, pieces: Sequence[Sequence[int]], *, learning_rate: float) -> dict[str, float]:
-        """Take one optimizer step towards predicting each token of the pieces from those before it; no piece sees another. Returns metrics.
+        """Take one step of next-token prediction on the pieces, which do not attend to each other. Returns metrics.
 
-        Raises BadWeights (a NaN or infinite loss or gradient) with the trainer as it was before the call.
+        Raises BadWeights (the loss or gradient is NaN or infinite) with the trainer as it was before the call.
         """
-        laps = Laps()
+        laps = PhaseTimer()
         try:
             self._masters.clear_grads()
             loss = next_token_gradient(self._policy, pieces, self.config, laps)
@@ -310,7 +312,7 @@ class PolicyTrainer:
             raise
         self._masters.update(learning_rate=learning_rate, scale=min(1.0, self.config.clip / max(norm, 1e-30)))
         self.step_count += 1
-        self._held = {self.step_count}
+        self._own_numbers = {self.step_count}
         laps.end("optimizer")
         tokens = float(sum(len(piece) - 1 for piece in pieces))
         spent = laps.metrics()
@@ -318,11 +320,13 @@ class PolicyTrainer:
         return learned | spent | {"tokens_per_second": tokens / spent["seconds"]}
 
     def surprise(self, pieces: Sequence[Sequence[int]]) -> float:
-        """Mean nats per predicted token of the pieces under the present weights."""
+        """Return the mean surprise per predicted token of the pieces under the current weights, in nats."""
         return surprise(self._policy, pieces, self.config)
 
-    def _consult(self, work: Sequence[Microbatch], references: References | None, check: Callable[[], None]) -> float:
-        """Compute the references' log-probabilities; returns the price per nat of divergence from the anchor."""
+    def _fill_references(
+        self, work: Sequence[Microbatch], references: References | None, check: Callable[[], None]
+    ) -> float:
+        """Compute the references' log-probabilities. Returns beta, the price per nat of divergence from the anchor."""
         if references is None:
             return 0.0
 
@@ -334,8 +338,8 @@ class PolicyTrainer:
                 found.append(self._policy.logprobs(item.packed, item.attend, item.temperatures_M, item.edits))
             return self._ranks.exchange(items, found, each=1)
 
-        under = reader(references.fetch, self._masters, forward)
-        return consult(work, references, under, step=self.step_count, config=self.config)
+        under = reference_logprobs(references.fetch, self._masters, forward)
+        return fill_references(work, references, under, step=self.step_count, config=self.config)
 
     def _update(self, metrics: dict[str, float], valued: ValuedTurns) -> None:
         scale = metrics["clip_scale"] * metrics["mask_scale"]
@@ -345,7 +349,7 @@ class PolicyTrainer:
         )
         metrics["signal"] = self._signal.share
         warmup = min(1.0, (self.step_count + 1) / max(1, self.config.warmup_steps))
-        # for more turns more of the gradient is signal; its rate grows once for that
+        # a larger batch has a larger share of signal, for which batch_factor already raises the learning rate
         grown = batch_factor(len(valued.samples), self.config)
         trusted = metrics["trust"] * signal_factor(self._signal.share / grown**2, self.config)
         metrics["learning_rate"] = self.config.learning_rate * warmup * trusted * grown
@@ -353,12 +357,12 @@ class PolicyTrainer:
         if self._values is not None:
             self._values.learn(valued)
         self.step_count += 1
-        self._held = {self.step_count}
+        self._own_numbers = {self.step_count}
 
     # ------------------------------------------------------------ state
 
     def state(self) -> Checkpoint:
-        """The whole state, as views of live memory: write it (`checkpoint.save`) before the next step."""
+        """Return the whole state, as views of live memory: write it (`checkpoint.save`) before the next step."""
         weights, moments, part = self._masters.arrays()
         moments = {**moments, "rng": torch.get_rng_state().numpy(), "signal": self._signal.state()}
         if self._values is not None:
@@ -373,28 +377,28 @@ class PolicyTrainer:
             )
         self._masters.restore(checkpoint)
         torch.set_rng_state(torch.from_numpy(np.array(checkpoint.moments["rng"])))
-        if "signal" in checkpoint.moments:  # checkpoints of earlier versions have none
+        if "signal" in checkpoint.moments:  # older checkpoints have none
             self._signal.restore(checkpoint.moments["signal"])
         if self._values is not None:
             self._values.restore(checkpoint.moments.get("values"))
         self.step_count = checkpoint.step
-        self._held, self._promised = {checkpoint.step}, True
+        self._own_numbers, self._numbers_valid = {checkpoint.step}, True
 
     def save(self, directory: Path, *, cursor: int, keep: int) -> None:
         """Write a checkpoint (`checkpoint.save`); `cursor` is the log position up to which batches are in the weights."""
         save(directory, replace(self.state(), cursor=cursor), keep=keep, ranks=self._ranks)
 
     def resume(self, directory: Path) -> bool:
-        """Continue from the newest whole checkpoint; False if there is none. Raises Corrupt."""
+        """Restore the newest whole checkpoint; return False if there is none. Raises Corrupt."""
         found = load(directory, self._ranks)
         if found is not None:
             self.restore(found)
         return found is not None
 
     def go_back(self, weights: Weights, number: int | None = None) -> None:
-        """Start the next step from a standing release: its weights become the masters, and the momentum that led away is dropped.
+        """Start the next step from an existing release: its weights become the masters, and the momentum is dropped.
 
-        `number` is the release's policy number: its tokens then count as made by the present weights.
+        `number` is the release's policy number: its tokens then count as made by the current weights.
 
         Raises BadWeights, with the trainer unchanged, if the weights are not this model's.
         """
@@ -402,27 +406,27 @@ class PolicyTrainer:
         self._masters.take_from_model()
         self._masters.forget_mean()
         self._signal.forget_mean()
-        self._held = set() if number is None else {number}
+        self._own_numbers = set() if number is None else {number}
 
     def hold_nothing(self) -> None:
-        """Until the next `restore` no recorded token counts as made by the present weights: the numbers in the log are of other weights."""
-        self._promised = False
+        """Until the next `restore`, count no recorded token as made by the current weights: the log's numbers denote other weights."""
+        self._numbers_valid = False
 
     def skip_step(self) -> None:
-        """Count a refused step, so that step numbers and recorded batches stay in line. Weights and moments stay as they are."""
+        """Count a refused step, so that step numbers and recorded batches stay aligned. Weights and moments stay as they are."""
         self.step_count += 1
-        self._held.add(self.step_count)
+        self._own_numbers.add(self.step_count)
         self._masters.set_steps(self.step_count)  # a resumed trainer knows only the step count
 
     def close(self) -> None:
-        """Does nothing: no other process was started. With several ranks there are processes to end (`ShardedTrainer`)."""
+        """Do nothing: no other process was started. With several ranks there are processes to end (`ShardedTrainer`)."""
 
     def weights(self) -> Weights:
-        """The present weights as they are published; on a rank other than the first there are none."""
+        """Return the current weights as they are published; on a rank other than the first there are none."""
         return self._masters.gather()
 
     def present(self) -> Learned:
-        """The present weights as a publishable result without metrics."""
+        """Return the current weights as a publishable result without metrics."""
         return Learned(step=self.step_count, policy_number=self.step_count, weights=self._masters.publish(), metrics={})
 
 
@@ -430,7 +434,7 @@ class GradientSignal:
     """The share of the gradient's expected square that is signal: |E g|^2 / E|g|^2, a moving average over about ten steps.
 
     Two gradients of independent batches have E[g . g'] = |E g|^2 (McCandlish et al., arXiv:1812.06162, whose noise scale is B (1/share - 1)
-    for batches of B). Here g' is AdamW's momentum, the mean of the gradients of earlier steps, so it costs one inner product. It begins at
+    for batches of B). Here g' is AdamW's momentum, the mean of the gradients of earlier steps, so it costs one inner product. It starts at
     1. Where steps overshoot, successive gradients point against each other and the share is negative.
     """
 
@@ -440,7 +444,7 @@ class GradientSignal:
         self._seen = 0  # gradients in the momentum
 
     def see(self, *, square: float, with_momentum: float) -> None:
-        """A step's squared gradient, and its inner product with the momentum before the step."""
+        """Add a step's squared gradient norm, and the gradient's inner product with the momentum before the step."""
         if self._seen:
             self._signal += _SIGNAL_RATE * (with_momentum / (1 - self._beta1**self._seen) - self._signal)
             self._square += _SIGNAL_RATE * (square - self._square)
@@ -449,20 +453,20 @@ class GradientSignal:
         self._seen += 1
 
     def forget_mean(self) -> None:
-        """The momentum was dropped."""
+        """Note that the momentum was dropped."""
         self._seen = 0
 
     @property
     def share(self) -> float:
-        """At most about 1."""
+        """The share; at most about 1."""
         return self._signal / self._square if self._square else 1.0
 
     def state(self) -> NDArray[np.uint8]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return np.array([self._signal, self._square, self._seen], "<f8").view(np.uint8)
 
     def restore(self, state: NDArray[Any]) -> None:
-        """The inverse of `state`."""
+        """Restore the state from `state`."""
         self._signal, self._square, seen = np.array(state).view("<f8").tolist()
         self._seen = int(seen)
 
@@ -472,9 +476,9 @@ _LEAST_FACTOR = 0.25
 
 
 def signal_factor(share: float, config: TrainConfig) -> float:
-    """How much of `learning_rate` suits a gradient of which this share is signal: sqrt(share / signal_share), from 1/4 to 1.
+    """Return the factor on `learning_rate` for a gradient with this share of signal: sqrt(share / signal_share), from 1/4 to 1.
 
-    The rule of `batch_factor`: to AdamW, half the signal is half the batch.
+    It follows the rule of `batch_factor`: for AdamW, half the signal is like half the batch.
 
     Example: ``signal_factor(0.1, TrainConfig(signal_share=0.2))`` is sqrt(0.5).
     """
@@ -484,10 +488,10 @@ def signal_factor(share: float, config: TrainConfig) -> float:
 
 
 def batch_factor(turns: int, config: TrainConfig) -> float:
-    """How many times `learning_rate` suits a step of that many turns: sqrt(turns / base_turns), from 1 to 2.
+    """Return the factor on `learning_rate` for a step of that many turns: sqrt(turns / base_turns), from 1 to 2.
 
-    With k times the batch Adam keeps its course with sqrt(k) times the step size while noise dominates the gradient (Malladi et al.,
-    NeurIPS 2022, "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms"). Beyond a few times that it does not, hence the bound.
+    With k times the batch Adam follows the same path with sqrt(k) times the step size while noise dominates the gradient (Malladi et al.,
+    NeurIPS 2022, "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms"). Beyond a small k that no longer holds, hence the bound.
 
     Example: ``batch_factor(288, TrainConfig(base_turns=144))`` is sqrt(2).
     """
@@ -496,39 +500,39 @@ def batch_factor(turns: int, config: TrainConfig) -> float:
     return min(2.0, max(1.0, math.sqrt(turns / config.base_turns)))
 
 
-def _arithmetic(config: TrainConfig) -> torch.dtype:
+def _compute_dtype(config: TrainConfig) -> torch.dtype:
     if config.compute == "auto":
         raise BadConfig('train.compute is "auto", and a trainer by itself knows no engine: set it to "bf16" or "fp32"')
     return torch.bfloat16 if config.compute == "bf16" else torch.float32
 
 
-def _whole(path: Path, config: TrainConfig, backend: ComputeBackend) -> tuple[Policy, MasterWeights, Ranks]:
-    """A model in this process alone."""
-    policy = Policy(path, _arithmetic(config), config, backend)
+def _single_rank(path: Path, config: TrainConfig, backend: ComputeBackend) -> tuple[Policy, MasterWeights, Ranks]:
+    """Set up a model in this process alone."""
+    policy = Policy(path, _compute_dtype(config), config, backend)
     masters = Masters(policy.model, config, policy.served)
     sum_gradients_into(policy.model, masters.sums)
     return policy, masters, ALONE
 
 
-def _divided(path: Path, config: TrainConfig, group: RankGroup) -> tuple[Policy, MasterWeights, Ranks]:
-    """This rank's part of a model. FSDP2 is loaded where it is used: importing it takes a second."""
+def _sharded(path: Path, config: TrainConfig, group: RankGroup) -> tuple[Policy, MasterWeights, Ranks]:
+    """Set up this rank's part of a model. FSDP2 is imported only here: importing it takes a second."""
     from ostinato.train.sharding.masters import ShardedMasters
     from ostinato.train.sharding.policy import ShardedPolicy
 
-    dtype = _arithmetic(config)
+    dtype = _compute_dtype(config)
     policy = ShardedPolicy(path, dtype, config, group)
     return policy, ShardedMasters(policy, dtype, config, group), group
 
 
-def _counted(work: Sequence[Microbatch], usable: Sequence[Sample], before: int) -> dict[str, float]:
-    """Counts and means over the data of a step from version `before`. Means count episodes by weight; lags are differences of numbers."""
+def _data_metrics(work: Sequence[Microbatch], usable: Sequence[Sample], before: int) -> dict[str, float]:
+    """Return counts and means over the data of a step from version `before`. Means weight episodes; lags are differences of numbers."""
     weight = sum(sample.weight for sample in usable)
     each = [sum(map(abs, sample.advantages)) / len(sample.advantages) for sample in usable]
     lags_M = [before - version.number for item in work for version in item.versions_M]
     return {
         "lag_max": float(max(lags_M)),
         "lag_mean": sum(lags_M) / len(lags_M),
-        "turns_flat": float(sum(not any(sample.advantages) for sample in usable)),  # of groups in which all did alike
+        "turns_flat": float(sum(not any(sample.advantages) for sample in usable)),  # of groups without contrast
         "episodes": weight,
         "tokens": float(sum(item.packed.tokens for item in work)),
         "tokens_saved": float(sum(item.packed.saved for item in work)),
@@ -537,12 +541,12 @@ def _counted(work: Sequence[Microbatch], usable: Sequence[Sample], before: int) 
         "largest_microbatch": float(max(item.packed.tokens for item in work)),
         "reward_mean": sum(sample.reward * sample.factor for sample in usable) / weight,
         "advantage_abs": sum(size * sample.weight for size, sample in zip(each, usable, strict=True)) / weight,
-    } | _pushes(usable)
+    } | _push_metrics(usable)
 
 
-def _pushes(samples: Sequence[Sample]) -> dict[str, float]:
-    """By origin, the L2 norm of the tokens' advantages as they enter the loss: the gradient's norm, where tokens' scores are independent
-    and alike.
+def _push_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """Return, by origin, the L2 norm of the tokens' advantages as they enter the loss. It is the gradient's norm if the tokens' scores are
+    independent and of equal norm.
     """
     squares: dict[str, float] = {}
     for sample in samples:

@@ -1,7 +1,7 @@
-"""Attention over a packed token tree: the `Attend` that the trainer hands to the model.
+"""Attention over a packed token tree: the `Attend` that the trainer passes to the model.
 
-The forward pass lays the tree out in blocks and calls the kernel that the engine calls, so its bits are the engine's. The backward
-pass goes through the same blocks again. Memory is a few numbers per token: nothing as large as queries x keys is ever held.
+The forward pass lays the tree out in blocks and calls the same kernel as the engine, so its bits are the engine's. The backward
+pass uses the same blocks. Memory is a few numbers per token: no array of size queries x keys is ever allocated.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from ostinato.train.packing import Ints, PackedBatch
 
 BLOCK = 32
 """Tokens per block; any multiple of 16 gives the same bits."""
-# parts of the tiles; each has its own sums of the keys' gradients, so that the result is the same for every number of threads
+# parts of the tiles, each with its own sums of the keys' gradients, so that the result does not depend on the number of threads
 _PARTS = 2
 
 
-def _nothing() -> None: ...
+def _no_op() -> None: ...
 
 
 class TreeAttention:
@@ -45,16 +45,16 @@ class TreeAttention:
     Example: ``hidden(model, ids_N, positions_N, TreeAttention(packed))``.
     """
 
-    def __init__(self, packed: PackedBatch, *, on_layer: Callable[[], None] = _nothing) -> None:
+    def __init__(self, packed: PackedBatch, *, on_layer: Callable[[], None] = _no_op) -> None:
         self.packed, self.on_layer = packed, on_layer
 
     @cached_property
     def layout(self) -> Layout:
-        """Built when our kernels need it; torch's operations read the tree itself (`policy.MaskedTree`)."""
+        """The block layout, built when our kernels need it; torch's operations use the tree itself (`policy.MaskedTree`)."""
         return Layout(self.packed)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
-        """Attention, the same for every layer; `layer` is part of the seam and not used."""
+        """Compute attention, the same for every layer; `layer` is part of the seam and not used."""
         del layer
         self.on_layer()
         result: Tensor = _Tree.apply(q, k, v, scale, window, self.layout, self.on_layer)  # pyright: ignore[reportAssignmentType]
@@ -68,7 +68,9 @@ class Layout:
     """
 
     def __init__(self, packed: PackedBatch) -> None:
-        starts = np.flatnonzero(np.diff(packed.positions_N, prepend=packed.positions_N[0]) != 1)  # unbranched stretches
+        starts = np.flatnonzero(
+            np.diff(packed.positions_N, prepend=packed.positions_N[0]) != 1
+        )  # starts of unbranched runs
         stops = np.append(starts[1:], packed.tokens)
         branch = np.empty(int(packed.positions_N.max()) + 1, np.int64)  # the current path, from the root
         table: list[int] = []  # the path's blocks
@@ -93,8 +95,8 @@ class Layout:
         self.reads = Reads(self._entries, BLOCK)
 
     def part(self, queries: Ints, keys: Ints) -> Layout:
-        """The same tree for the queries of some of its tokens: ``q[i]`` is the query of token `queries[i]`, in ascending order; the key
-        and the value of token n are ``k[keys[n]]`` and ``v[keys[n]]``.
+        """Return the same tree for the queries of some of its tokens: ``q[i]`` is the query of token `queries[i]`, in ascending order; the
+        key and the value of token n are ``k[keys[n]]`` and ``v[keys[n]]``.
         """
         part = copy(self)
         part._entries = _cut(self._entries, queries)
@@ -103,13 +105,13 @@ class Layout:
         return part
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> tuple[Tensor, Tensor]:
-        """[N, H, D] and the log-sum-exp [N, H]."""
+        """Return the output [N, H, D] and the log-sum-exp [N, H]."""
         held = Blocks(self.blocks, k.shape[1], BLOCK, k.shape[2], k.dtype)
         held.write(k, v, self.places)
         return self.reads.attend(q, held, scale, window)
 
     def tiles(self, queries: int) -> Ints:
-        """[T, 2]: (first query, count) of runs of at most `queries` neighbours on one path."""
+        """Return [T, 2]: (first query, count) of runs of at most `queries` adjacent queries on one path."""
         found: list[tuple[int, int]] = []
         first = 0
         for entry in self._entries:
@@ -130,7 +132,7 @@ class Layout:
         window: int,
         sums: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of q, k and v, from the output [N, H, D], its log-sum-exp [N, H] and its gradient [N, H, D].
+        """Return the gradients of q, k and v, from the output [N, H, D], its log-sum-exp [N, H] and its gradient [N, H, D].
 
         `sums`: the dtype of the gradients of k and v, None for their own.
         """
@@ -169,7 +171,7 @@ class Layout:
 
 
 def _cut(entries: Sequence[PagedEntry], tokens: Ints) -> list[PagedEntry]:
-    """The runs of `tokens` (ascending indices over all entries), each with the blocks of its path."""
+    """Return the runs of `tokens` (ascending indices over all entries), each with the blocks of its path."""
     firsts = np.cumsum([0] + [entry.end - entry.start for entry in entries])
     owners = np.searchsorted(firsts, tokens, side="right") - 1
     starts = np.flatnonzero((np.diff(tokens, prepend=-2) != 1) | (np.diff(owners, prepend=-1) != 0))

@@ -1,20 +1,21 @@
 """Values of turns: a linear value head (critic) on the model's hidden states, and generalised advantage estimation (GAE) over turns.
 
 Data flow: samples with the credit that the log records -> the hidden state at the end of each turn's prompt, under the weights before the
-step -> what the head expects of each turn -> the samples with the credit that is left -> the step -> what the head learns from them.
+step -> the head's prediction for each turn -> the samples with the remaining credit -> the step -> training of the head on them.
 
-The recorded credit of a turn is what its return exceeds the baseline by, b(x, user) for people and the group's mean in worlds, in units of
-its RMS. The head predicts that from the state, so that V = b + head, and where it knows nothing V is b.
+The recorded credit of a turn is its return minus the baseline, b(x, user) for people and the group's mean in worlds, in units of
+its RMS. The head predicts that from the state, so V = b + head; a head without evidence predicts 0, and V is b.
 
 A_t = e_t - (1 - lambda) sum_{k >= 1} lambda^(k-1) e_{t+k} with e_t = G_t - V(s_t), over the turns of an episode in their order, whatever
-window each began in. That is GAE (Schulman et al., arXiv:1506.02438) with the discount 1, written without rewards: with delta_t = (G_t -
-G_{t+1}) + V(s_{t+1}) - V(s_t) it is sum_k lambda^k delta_{t+k}. It therefore suits ratings, which fade, as well as outcomes, which do not.
+window each began in. That is GAE (Schulman et al., arXiv:1506.02438) with discount 1, written without rewards: with delta_t = (G_t -
+G_{t+1}) + V(s_{t+1}) - V(s_t) it is sum_k lambda^k delta_{t+k}. So it suits ratings, which are discounted, as well as outcomes, which are
+not.
 
-Bias: none at lambda = 1, where V is a baseline that was learned from earlier batches and sees nothing of the answer (but for the scale
-below). Below 1 it is that of the head: a later turn's V stands in for what came of it, so errors of V are credited to the turns before. An
-episode that goes on where it was cut is bootstrapped: its earlier turns get V at its last turn in the place of what is not known, and that
-turn nothing for it. Where groups without contrast are held back (`reward.flat_groups`), the others are chosen by their outcomes: at
-a state with the value v beyond the group's mean, the gradient is then multiplied by 1 + v (P(all others succeed) - P(all others fail)).
+Bias: none at lambda = 1, where V is a baseline that was learned from earlier batches and does not depend on the answer (except through the
+scale below). Below 1 it is that of the head: a later turn's V stands in for its return, so errors of V are credited to the turns before. An
+episode that was cut and continues is bootstrapped: its earlier turns get V at its last turn in place of the unknown rest, and the last turn
+gets nothing for it. If groups without contrast are held back (`reward.flat_groups`), the others are selected by their outcomes: at a
+state with the value v beyond the group's mean, the gradient is then multiplied by 1 + v (P(all others succeed) - P(all others fail)).
 """
 
 from __future__ import annotations
@@ -35,22 +36,22 @@ from ostinato.core.samples import EpisodeKey, Sample, call_of
 Floats = NDArray[np.float64]
 
 MOST_FEATURES = 256
-"""Larger hidden states are projected to so many features."""
-FORGET = 0.95  # of earlier steps, with each step: as AdamW's second moment, since the policy moves as fast
-RIDGE = 10.0  # turns
-LONGEST = 4.0  # times the mean number of tokens: no answer counts as longer
-EXPONENT = 1.5  # of tokens: as `reward.baseline.length_exponent`, since long answers make most of the gradient's noise
-LARGEST = 3.0  # times the RMS of the credit: no value is larger, whatever a prompt does to the state
-MOST_SCALED = 4.0  # a batch that values explain is not blown up to noise
+"""Larger hidden states are projected to this many features."""
+FORGET = 0.95  # decay of earlier steps' evidence per step, as for AdamW's second moment: the policy changes as fast
+RIDGE = 10.0  # pseudo-count, in turns
+MAX_LENGTH_RATIO = 4.0  # cap on an answer's length, as a multiple of the mean
+LENGTH_EXPONENT = 1.5  # exponent of an answer's length, for the same reason as `reward.baseline.length_exponent`
+MAX_VALUE = 3.0  # cap on values, as a multiple of the credit's RMS, whatever a prompt does to the state
+MAX_RESCALING = 4.0  # cap on rescaling, so that the remaining noise of a batch that values explain is not blown up
 
 
 class ValueHead:
-    """A linear head by weighted ridge regression, as recursive least squares with forgetting, and how far to trust it.
+    """A linear head by weighted ridge regression (recursive least squares with forgetting), with an estimate of how far to trust it.
 
-    `trust` is the factor, from 0 to 1, with which its predictions of earlier batches, each made before it had learned from the batch, would
-    have left the least squared error. A head that knows nothing thereby does nothing.
+    `trust` is the factor, from 0 to 1, that would have minimised the squared error of its predictions of earlier batches, each made before
+    the head was trained on that batch. So an uninformed head has no effect.
 
-    The same batches in the same order give the same bits on one kind of CPU with one BLAS thread, as workers have, also across `state` and
+    The same batches in the same order give the same bits on one kind of CPU with one BLAS thread, as in workers, also across `state` and
     `restore`.
     """
 
@@ -62,17 +63,17 @@ class ValueHead:
 
     @property
     def trust(self) -> float:
-        """See above; 0 before there is a prediction to judge by."""
+        """See above; 0 before there is a prediction to evaluate."""
         return min(1.0, max(0.0, self._agreed / self._squares)) if self._squares else 0.0
 
     def predict(self, features_NF: Floats) -> Floats:
-        """What the states are worth beyond the baseline [N], without regard to `trust`; 0 before there was a batch."""
+        """Return the values of the states beyond the baseline [N], without regard to `trust`; 0 before the first batch."""
         return np.einsum("nf,f->n", features_NF, self._solved())
 
     def learn(self, features_NF: Floats, targets_N: Floats, weights_N: Floats) -> None:
-        """Judge the predictions of a batch, then learn from it. `weights_N`: how many turns each counts for.
+        """Evaluate the predictions of a batch, then learn from it. `weights_N`: the number of turns that each counts for.
 
-        The batch's mean is left out of the targets: the baseline learns it from the same returns, and V would know it twice.
+        The batch's mean is subtracted from the targets: the baseline learns it from the same returns, and V would contain it twice.
         """
         targets_N = targets_N - np.average(targets_N, weights=weights_N)
         predicted_N = self.predict(features_NF)
@@ -89,11 +90,11 @@ class ValueHead:
         return self._weights_F
 
     def state(self) -> Floats:
-        """Everything learned, as one array."""
+        """Return everything learned, as one array."""
         return np.concatenate([[self._agreed, self._squares], self._targets_F, self._moments_FF.ravel()])
 
     def restore(self, state: Floats) -> None:
-        """The inverse of `state`."""
+        """Restore the state from `state`."""
         features = len(self._targets_F)
         self._agreed, self._squares = state[:2].tolist()
         self._targets_F = state[2 : 2 + features].copy()
@@ -102,9 +103,9 @@ class ValueHead:
 
 
 def features_of(states_ND: NDArray[np.float32]) -> Floats:
-    """A head's inputs: the states normalised to mean 0 and variance 1, projected by random signs if they are large.
+    """Return a head's inputs: the states normalised to mean 0 and variance 1, projected by random signs if they are large.
 
-    The signs are the same for ever, since bit generators are (numpy's NEP 19), so that the state of a head goes on to mean the same.
+    The signs are always the same, because numpy's bit generators are stable (NEP 19), so a head's state keeps its meaning.
     """
     states = states_ND.astype(np.float64)
     states -= states.mean(1, keepdims=True)
@@ -117,12 +118,12 @@ def features_of(states_ND: NDArray[np.float32]) -> Floats:
     return states
 
 
-def over_turns(calls: Sequence[str], residuals: Sequence[float], trace: float) -> list[float]:
-    """The advantage of each turn of an episode, in order: its residual, less (1 - `trace`) times the trace of those that follow.
+def gae_over_turns(calls: Sequence[str], residuals: Sequence[float], trace: float) -> list[float]:
+    """Return the advantage of each turn of an episode, in order: its residual, less (1 - `trace`) times the trace of those that follow.
 
-    The choices of one call do not follow each other: each is followed by the next call, and the call before by their mean.
+    The choices of one call do not follow each other: each is followed by the next call, and the previous call by their mean.
 
-    Example: ``over_turns(["a", "b"], [1.0, 0.5], 0.0) == [0.5, 0.5]``
+    Example: ``gae_over_turns(["a", "b"], [1.0, 0.5], 0.0) == [0.5, 0.5]``
     """
     later, found = 0.0, list[float]()
     for _, choices in groupby(zip(reversed(calls), reversed(residuals), strict=True), key=lambda pair: pair[0]):
@@ -134,8 +135,8 @@ def over_turns(calls: Sequence[str], residuals: Sequence[float], trace: float) -
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ValuedTurns:
-    """The samples of a step with the credit that values leave, what the heads learn once the step is taken, and the step's metrics:
-    `value_explained`, the share of the recorded credit's square that values, made before it was learned from, account for; `value_trust`.
+    """The samples of a step with the credit that remains beyond values, the heads' training data for after the step, and metrics:
+    `value_explained`, the share of the recorded credit's square explained by values computed before training on it; `value_trust`.
     """
 
     samples: list[Sample]
@@ -144,10 +145,10 @@ class ValuedTurns:
 
 
 class TurnValues:
-    """Values of people's turns and of worlds' turns, each by a head of its own, since their credit is in units of its own.
+    """Values of people's turns and of worlds' turns, with one head each, since their credit has different units.
 
     Args:
-        trace: GAE's lambda per turn, from 0 to 1. 1: what came of a turn, less its value.
+        trace: GAE's lambda per turn, from 0 to 1. At 1 the credit is a turn's return minus its value.
 
     Example::
 
@@ -163,16 +164,16 @@ class TurnValues:
     def credit(
         self, samples: Sequence[Sample], states_ND: NDArray[np.float32], going_on: Collection[EpisodeKey] = ()
     ) -> ValuedTurns:
-        """The samples with the credit that values leave, in order. Nothing is learned yet.
+        """Return the samples with the credit that remains beyond values, in order. Nothing is learned yet.
 
-        A turn without credit gets none. People's advantages keep their RMS; each person's are cut as the recorded ones (`Sample.scale`).
-        Differences between the tokens of a turn stay. Until the heads know something, and with a `trace` of 1, all is as recorded, to
-        the bit.
+        A turn without credit gets none. People's advantages keep their RMS; each person's are scaled as the recorded ones (`Sample.scale`).
+        Differences between the tokens of a turn stay. Before the heads have learned anything, and with a `trace` of 1, everything is as
+        recorded, to the bit.
 
         Args:
-            samples: turns that the policy sampled, in the order of the log.
+            samples: turns that the policy sampled, in log order.
             states_ND: the hidden state at the end of each one's prompt.
-            going_on: the episodes that were cut before anything was known of what follows.
+            going_on: the episodes that were cut before anything was known about the rest.
         """
         features_NF = features_of(states_ND)
         found, lessons, squares = list(samples), dict[bool, tuple[Floats, Floats, Floats]](), np.zeros(2)
@@ -185,21 +186,21 @@ class TurnValues:
             weights_N = np.array([each.weight for each in some])
             targets_N = np.array([math.fsum(each.advantages) / len(each.advantages) / each.scale for each in some])
             unit = math.sqrt(float(np.average(targets_N**2, weights=weights_N)))
-            if not (unit and math.isfinite(unit)):  # the step refuses what is not finite
+            if not (unit and math.isfinite(unit)):  # the step refuses values that are not finite
                 continue
             targets_N /= unit
             head = self._heads.setdefault(world, ValueHead(features_NF.shape[1]))
-            values_N = np.clip(head.trust * head.predict(features_NF[chosen]), -LARGEST, LARGEST)
+            values_N = np.clip(head.trust * head.predict(features_NF[chosen]), -MAX_VALUE, MAX_VALUE)
             trusts += [head.trust] * len(chosen)
             squares += [np.sum(weights_N * (targets_N - values_N) ** 2), np.sum(weights_N * targets_N**2)]
             if values_N.any() or self._trace < 1:
-                left_N = self._left(some, targets_N, values_N, going_on)
+                left_N = self._gae_advantages(some, targets_N, values_N, going_on)
                 rms = math.sqrt(float(np.average(left_N**2, weights=weights_N)))
-                factor = 1.0 if world else min(MOST_SCALED, 1 / max(rms, 1e-8))
+                factor = 1.0 if world else min(MAX_RESCALING, 1 / max(rms, 1e-8))
                 for i, each, value in zip(chosen, some, left_N.tolist(), strict=True):
-                    found[i] = _credited(each, value * unit * each.scale, factor)
+                    found[i] = _with_credit(each, value * unit * each.scale, factor)
             known = [n for n, each in enumerate(some) if _episode(each) not in going_on]
-            counts_N = weights_N * _lengths(some) * np.array([each.scale for each in some])
+            counts_N = weights_N * _length_weights(some) * np.array([each.scale for each in some])
             lessons[world] = features_NF[chosen][known], targets_N[known], counts_N[known]
         metrics = {"value_explained": float(1 - squares[0] / squares[1])} if squares[1] else {}
         return ValuedTurns(
@@ -209,15 +210,15 @@ class TurnValues:
         )
 
     def learn(self, valued: ValuedTurns) -> None:
-        """Learn from the returns of a step that was taken."""
+        """Train the heads on the returns of a completed step."""
         for world, lesson in valued.lessons.items():
             if len(lesson[1]):
                 self._heads[world].learn(*lesson)
 
-    def _left(
+    def _gae_advantages(
         self, samples: Sequence[Sample], targets_N: Floats, values_N: Floats, going_on: Collection[EpisodeKey]
     ) -> Floats:
-        """Each turn's advantage beyond its value, over the turns of its episode."""
+        """Return each turn's advantage beyond its value, over the turns of its episode."""
         left_N = targets_N - values_N
         episodes: defaultdict[EpisodeKey, list[int]] = defaultdict(list)
         for n, each in enumerate(samples):
@@ -226,22 +227,22 @@ class TurnValues:
             if key in going_on:
                 left_N[places] += values_N[places[-1]]
             calls = [call_of(samples[n].turn.id) for n in places]
-            left_N[places] = over_turns(calls, left_N[places].tolist(), self._trace)
+            left_N[places] = gae_over_turns(calls, left_N[places].tolist(), self._trace)
         return left_N
 
     def state(self) -> NDArray[np.uint8]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         parts = [np.concatenate([[float(world)], head.state()]) for world, head in sorted(self._heads.items())]
         return np.concatenate([[float(len(parts))], *parts]).astype("<f8").view(np.uint8)
 
     def restore(self, state: NDArray[Any] | None) -> None:
-        """The inverse of `state`; None: nothing was learned, as in checkpoints of trainers without values."""
+        """Restore the state from `state`; None: nothing was learned, as in checkpoints of trainers without values."""
         self._heads = {}
         if state is None:
             return
         count, *rest = np.array(state).view("<f8").tolist()
         for part in np.array(rest).reshape(int(count), -1) if count else ():
-            # 1 + 2 + F + F^2 numbers
+            # a head has 1 + 2 + F + F^2 numbers
             features = (math.isqrt(4 * (len(part) - 3) + 1) - 1) // 2
             self._heads[bool(part[0])] = head = ValueHead(features)
             head.restore(part[1:])
@@ -255,13 +256,13 @@ def _episode(sample: Sample) -> EpisodeKey:
     return sample.turn.tenant, sample.turn.episode
 
 
-def _lengths(samples: Sequence[Sample]) -> Floats:
-    """How many turns each counts for to a head, by the tokens that it sampled."""
+def _length_weights(samples: Sequence[Sample]) -> Floats:
+    """Return the number of turns that each counts for in a head, by the tokens that it sampled."""
     tokens_N = np.array([len(each.advantages) for each in samples], np.float64)
-    return np.minimum(LONGEST, tokens_N / tokens_N.mean()) ** EXPONENT
+    return np.minimum(MAX_LENGTH_RATIO, tokens_N / tokens_N.mean()) ** LENGTH_EXPONENT
 
 
-def _credited(sample: Sample, value: float, factor: float) -> Sample:
-    """With `value` in the place of the mean of its tokens' advantages, all of them times `factor`."""
+def _with_credit(sample: Sample, value: float, factor: float) -> Sample:
+    """Return the sample with `value` as the mean of its tokens' advantages, all of them times `factor`."""
     mean = math.fsum(sample.advantages) / len(sample.advantages)
     return replace(sample, advantages=tuple(factor * (each - mean + value) for each in sample.advantages))

@@ -12,7 +12,7 @@ import pytest
 
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig
-from ostinato.core.interpreter import HEAPS, THRESHOLDS, TURN_S, collecting_rarely, settle, take_short_turns
+from ostinato.core.interpreter import HEAPS, SWITCH_INTERVAL_S, THRESHOLDS, collecting_rarely, settle, take_short_turns
 from ostinato.launch.workers import serve as serving
 
 
@@ -51,7 +51,7 @@ def test_what_is_loaded_is_looked_through_no_more_and_freed_once_nothing_needs_i
 def test_threads_take_short_turns_and_never_longer_ones_than_before():
     usual = sys.getswitchinterval()
     try:
-        for before, after in ((0.005, TURN_S), (TURN_S / 2, TURN_S / 2)):
+        for before, after in ((0.005, SWITCH_INTERVAL_S), (SWITCH_INTERVAL_S / 2, SWITCH_INTERVAL_S / 2)):
             sys.setswitchinterval(before)
             take_short_turns()
             assert abs(sys.getswitchinterval() - after) < 2e-6  # whole microseconds
@@ -79,7 +79,7 @@ async def test_the_threads_of_a_gateway_take_short_turns(monkeypatch):
                 await begun
     finally:
         sys.setswitchinterval(usual)
-    assert seen == ["heaps", usual, pytest.approx(TURN_S, abs=2e-6)]
+    assert seen == ["heaps", usual, pytest.approx(SWITCH_INTERVAL_S, abs=2e-6)]
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc gives each thread a heap")

@@ -124,7 +124,7 @@ async def test_a_group_or_a_turn_beyond_a_quarter_is_held_back_and_the_rest_is_l
     reasons = log.reasons(Holdback)
     assert set(reasons) == {*(each.id for each in group), giant.id}
     assert reasons["t0:0"] == (
-        "too_long: 120 tokens to be learned from together, and the most is 100, a quarter of reward.batch_tokens"
+        "too_long: 120 tokens that must be learned from together, and the most is 100, a quarter of reward.batch_tokens"
     )
     await said(log, long(30, 20, group="g", ended_at=98.0), at=98.0)
     now.at = 200.0

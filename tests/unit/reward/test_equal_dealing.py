@@ -7,7 +7,7 @@ import pytest
 from tests.oracles.turn_accounting import recount
 
 from ostinato.core.records import Batch, Holdback, PolicyVersion, Span
-from ostinato.reward.batching import dealt, ready_parts
+from ostinato.reward.batching import fair_deal, ready_parts
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.ledger_entries import Matured, TurnFacts
 from ostinato.testing.records import a_delivery, a_signal, a_turn
@@ -36,7 +36,7 @@ class Waiting:
         """How many turns of each tenant a batch of now takes."""
         config = CONFIG.model_copy(update=changes)
         parts = ready_parts(self.turns, lambda unit: None, now=1e9, config=config)
-        return Counter(entry.facts.tenant for entry in dealt(parts, size=size, config=config))
+        return Counter(entry.facts.tenant for entry in fair_deal(parts, size=size, config=config))
 
 
 @pytest.fixture
@@ -84,11 +84,11 @@ def test_the_same_turns_are_dealt_alike_in_whatever_order_they_are_held(waiting:
     for tenant, sizes in (("a", [1] * 30), ("b", [4] * 9), ("c", [20, 1, 1])):
         waiting.add(tenant, sizes)
     parts = ready_parts(waiting.turns, lambda unit: None, now=1e9, config=CONFIG)
-    found = dealt(parts, size=40, config=CONFIG)
+    found = fair_deal(parts, size=40, config=CONFIG)
     assert [entry.facts.seq for entry in found] == sorted(entry.facts.seq for entry in found)
     assert (
-        dealt(parts[::-1], size=40, config=CONFIG)
-        == dealt(sorted(parts, key=lambda part: part.tenant), size=40, config=CONFIG)
+        fair_deal(parts[::-1], size=40, config=CONFIG)
+        == fair_deal(sorted(parts, key=lambda part: part.tenant), size=40, config=CONFIG)
         == found
     )
 

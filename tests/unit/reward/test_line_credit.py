@@ -13,7 +13,7 @@ from ostinato.reward.baseline import Baseline
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit import SingleRollout, by_episode, episode_returns, returns
 from ostinato.reward.functions import agent, copilot
-from ostinato.reward.line_credit import LATER, discounted, turn_lines
+from ostinato.reward.line_credit import LINE_DISCOUNT, discounted, turn_lines
 from ostinato.reward.protocol import Failure, RewardRequest, checked
 from ostinato.testing.records import a_delivery, a_turn
 
@@ -215,7 +215,7 @@ def test_a_lines_own_fate_decides_its_sign():
     runs = ((1, 1, -0.5), (2, 40, 0.5))
     assert discounted(LineValues(call=0, argument="", lines=40, runs=runs))[1] < -0.2
     ends = discounted(LineValues(call=0, argument="", lines=2, runs=((1, 1, 1.0), (2, 2, 0.0))))
-    assert ends == {1: pytest.approx(1 / (1 + LATER)), 2: 0.0}
+    assert ends == {1: pytest.approx(1 / (1 + LINE_DISCOUNT)), 2: 0.0}
 
 
 def test_equal_shares_of_other_lines_are_a_contrast():

@@ -14,7 +14,7 @@ from tests.unit.reward.hanging import HANGING, time_begins_with_a_hang
 from ostinato.core.errors import BadConfig, Conflict, Corrupt, NoSignal
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Batch, Holdback, NoReward, Pending, PolicyVersion, Quarantine, Reward, Turn
-from ostinato.reward.alarms import ALL_CLEAR, Alarms
+from ostinato.reward.alarms import REWARDS_TO_CLEAR, Alarms
 from ostinato.reward.baseline import Baseline
 from ostinato.reward.config import BaselineConfig, CoverageConfig, RewardConfig
 from ostinato.reward.credit import SingleRollout, by_episode
@@ -365,7 +365,7 @@ def test_alarms_in_full():
     )
     alarms.apply(raised)
     assert (alarms.standing(), list(alarms.due(8.0))) == (["reward_function"], [])
-    for _ in range(ALL_CLEAR - 1):
+    for _ in range(REWARDS_TO_CLEAR - 1):
         alarms.answered()
     assert list(alarms.due(9.0)) == []
     alarms.answered()

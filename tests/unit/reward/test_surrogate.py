@@ -38,7 +38,16 @@ from ostinato.reward.log_fold import LedgerFollower, needed_above, restored, sna
 from ostinato.reward.pipeline import RewardDesk
 from ostinato.reward.protocol import Failure
 from ostinato.reward.runners import Inline, late_asker_of
-from ostinato.reward.surrogate import GAP_SURE, LOOK_S, MANY, SURE, Surrogate, TruthPair, early_values, student
+from ostinato.reward.surrogate import (
+    CORRELATION_Z,
+    EVALUATE_EVERY_S,
+    GAP_Z,
+    INFINITE_DF,
+    Surrogate,
+    TruthPair,
+    early_values,
+    student_quantile,
+)
 from ostinato.testing.log import MemoryFolds, MemoryLog
 from ostinato.testing.records import a_delivery, a_signal, a_turn
 
@@ -499,7 +508,7 @@ def test_rounding_errors_raise_no_alarm_about_a_gap(more, raised):
         value = truth if control else math.nextafter(truth, 1.0) + more
         reward = Reward(turn=turn.id, value=value, function="f", signals=(), at=1.0, early=(("reward", value),))
         found.follow(TurnFacts.of(i, turn, RewardConfig()), (), reward, control=control)
-        at = 5.0 if i < 199 else LOOK_S
+        at = 5.0 if i < 199 else EVALUATE_EVERY_S
         found.learn(replace(a_signal(turn, LATE_REWARD, id=late_id(turn.id), value=truth, at=at), source=Source.CODE))
     assert found.qualities()["default"].gap > 0.0
     assert [row.name for row in found.due(alarms, 1.0)] == ["surrogate_gap:default"] * raised
@@ -513,9 +522,9 @@ def test_late_rewards_that_are_all_alike_say_nothing_of_predictions_and_raise_no
     found._rows["default"] = [
         pair(f"u{i}", control=False, predicted=0.01 * i, truth=truth) for i, truth in enumerate(truths.tolist())
     ]
-    found._look("default", LOOK_S)
+    found._evaluate("default", EVALUATE_EVERY_S)
     assert found.qualities()["default"].correlation is None
-    assert list(found.due(alarms, LOOK_S)) == []
+    assert list(found.due(alarms, EVALUATE_EVERY_S)) == []
 
 
 def pair(user, *, control, predicted, truth):
@@ -546,8 +555,8 @@ def test_an_even_world_raises_no_alarm_about_a_gap_and_an_uneven_one_does(world,
     for _ in range(windows):
         found = surrogate()
         found._rows["default"] = list(a_window(rng, *world))
-        found._look("default", LOOK_S)
-        raised += "surrogate_gap:default" in [row.name for row in found.due(Alarms(CoverageConfig()), LOOK_S)]
+        found._evaluate("default", EVALUATE_EVERY_S)
+        raised += "surrogate_gap:default" in [row.name for row in found.due(Alarms(CoverageConfig()), EVALUATE_EVERY_S)]
     assert least <= raised <= most
 
 
@@ -566,12 +575,14 @@ def test_alarms_are_looked_at_once_in_four_hours_whatever_comes_in_between():
         return [row.name for row in found.due(alarms, at)]
 
     assert not hear(100, 1.0, lambda i: float(i % 2))
-    assert not hear(1, LOOK_S, lambda i: float(i % 2)), "it is told well"
-    assert not hear(400, LOOK_S + 1.0, lambda i: float(i % 3)), "which is looked at no more until eight o'clock"
+    assert not hear(1, EVALUATE_EVERY_S, lambda i: float(i % 2)), "it is told well"
+    assert not hear(400, EVALUATE_EVERY_S + 1.0, lambda i: float(i % 3)), (
+        "which is looked at no more until eight o'clock"
+    )
     again = surrogate(least_correlation=0.9)
     again.restore(found.snapshot())
-    assert not list(again.due(alarms, 2 * LOOK_S))
-    assert hear(1, 2 * LOOK_S, lambda i: float(i % 2)) == ["surrogate:default"]
+    assert not list(again.due(alarms, 2 * EVALUATE_EVERY_S))
+    assert hear(1, 2 * EVALUATE_EVERY_S, lambda i: float(i % 2)) == ["surrogate:default"]
 
 
 def apply_due(found, alarms, at, polls=1):
@@ -594,8 +605,8 @@ def with_a_gap(control=20, window=500):
         found._rows.setdefault("default", []).append(
             pair(user, control=on_control, predicted=predicted, truth=truth)._replace(function="f@1 -> 10 s")
         )
-    found._held["default"] = Counter(row.cap for row in found._rows["default"])
-    found._look("default", 0.0)
+    found._rows_by_person["default"] = Counter(row.cap for row in found._rows["default"])
+    found._evaluate("default", 0.0)
     assert apply_due(found, alarms, 1.0, polls=5) == ["raised"]
     return found, alarms
 
@@ -606,13 +617,13 @@ def test_an_alarm_about_a_gap_does_not_flap_when_too_few_people_are_left_to_comp
     if relabelled:
         teach(found, 1, 0.5, 0.5, user="c19", arm=Arm.CONTROL)
         found._rows["default"][-1] = found._rows["default"][-1]._replace(function="f@2 -> 10 s")
-        found._changed("default")
+        found._invalidate("default")
     else:
         teach(found, 1, 0.5, 0.5, user="l1")
     assert found.qualities()["default"].gap is None
     assert apply_due(found, alarms, 20.0, polls=5) == [], "what was looked at stands until the next look"
-    found._look("default", LOOK_S)
-    assert apply_due(found, alarms, LOOK_S, polls=5) == ["cleared"]
+    found._evaluate("default", EVALUATE_EVERY_S)
+    assert apply_due(found, alarms, EVALUATE_EVERY_S, polls=5) == ["cleared"]
 
 
 @pytest.mark.parametrize(("gone", "rows"), [("l1", []), ("c1", ["cleared"])])
@@ -634,15 +645,15 @@ def test_a_snapshot_from_before_alarms_were_looked_at_every_four_hours_is_taken_
     assert again is not None
     assert expected(again.surrogate, 0.4) == expected(found, 0.4)
     assert apply_due(again.surrogate, alarms, 20.0, polls=5) == []
-    again.surrogate._look("default", 20.0)
-    assert again.surrogate._seen == found._seen
+    again.surrogate._evaluate("default", 20.0)
+    assert again.surrogate._evaluated == found._evaluated
 
 
-@pytest.mark.parametrize("freedom", [8.0, 19.0, 60.0, MANY])
+@pytest.mark.parametrize("freedom", [8.0, 19.0, 60.0, INFINITE_DF])
 def test_bounds_of_few_people_are_students(freedom):
-    for normal in (1.96, SURE, GAP_SURE):
+    for normal in (1.96, CORRELATION_Z, GAP_Z):
         exact = stats.t.isf(stats.norm.sf(normal), freedom)
-        assert student(normal, freedom) == pytest.approx(exact, rel=0.01)
+        assert student_quantile(normal, freedom) == pytest.approx(exact, rel=0.01)
 
 
 # ---------------------------------------------------------------- erasure and settings

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.core.records import Batch, Holdback, PolicyVersion, Span
-from ostinato.reward.batching import LearnablePart, dealt, drawn
+from ostinato.reward.batching import LearnablePart, draw_batch, fair_deal
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.functions import copilot
 from ostinato.reward.ledger_entries import Matured, Taught, TurnFacts
@@ -41,9 +41,9 @@ def name(part):
 
 def draw(parts, noises, most, seed=0):
     config = CONFIG.model_copy(update={"batch_tokens": most})
-    fair = dealt(parts, size=1, config=config, every=True)
+    fair = fair_deal(parts, size=1, config=config, every=True)
     noise = dict(zip(map(name, parts), noises, strict=True))
-    return drawn(
+    return draw_batch(
         parts, {each.facts.id for each in fair}, noise=lambda part: noise[name(part)], most=most, seed=str(seed)
     )
 

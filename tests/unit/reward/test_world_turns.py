@@ -498,7 +498,9 @@ async def test_a_group_longer_than_a_batch_is_a_step_of_its_own(log, desk):
         taken.append({sample.turn.group for sample in batch.samples})
     assert taken == [{"short"}, {"long"}, {"tall", "last"}]
     reasons = set(log.reasons(Holdback).values())
-    assert reasons == {"too_long: 202 tokens to be learned from together, and the most is 200, reward.group_tokens"}
+    assert reasons == {
+        "too_long: 202 tokens that must be learned from together, and the most is 200, reward.group_tokens"
+    }
 
 
 async def test_a_long_group_and_people_take_turns(log, now, open_desk):

@@ -15,7 +15,7 @@ from ostinato.model.norms import RMSNorm
 from ostinato.testing.records import a_turn
 from ostinato.testing.tiny import SUPPORTED, tiny_moe, tiny_of
 from ostinato.train.config import TrainConfig
-from ostinato.train.linear_gradients import selected, sum_gradients_into
+from ostinato.train.linear_gradients import select_rows, sum_gradients_into
 from ostinato.train.masters import sum_of_squares
 from ostinato.train.microbatch import temperatures, token_turns
 from ostinato.train.packing import pack
@@ -226,7 +226,7 @@ def test_a_row_that_is_selected_several_times_gets_its_gradients_summed_before_t
     x_ND = torch.randn(4, 8, device=TORCH.device, dtype=torch.bfloat16, requires_grad=True)
     rows_M = torch.tensor([1] * 40 + [3], device=TORCH.device)
     grad_MD = torch.randn(41, 8, device=TORCH.device, generator=draw).bfloat16()
-    found_MD = selected(x_ND, rows_M)
+    found_MD = select_rows(x_ND, rows_M)
     assert torch.equal(found_MD, x_ND[rows_M])
     found_MD.backward(grad_MD)
     expected_ND = torch.zeros(4, 8, device=TORCH.device, dtype=torch.float64)

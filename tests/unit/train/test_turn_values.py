@@ -14,7 +14,7 @@ from ostinato.testing.tiny import tiny_model
 from ostinato.train import values as module
 from ostinato.train.config import TrainConfig
 from ostinato.train.trainer import PolicyTrainer
-from ostinato.train.values import TurnValues, ValueHead, features_of, over_turns
+from ostinato.train.values import TurnValues, ValueHead, features_of, gae_over_turns
 
 torch.set_num_threads(1)
 CONFIG = TrainConfig(compute="fp32", publish="fp32", learning_rate=1e-3, warmup_steps=0, microbatch_tokens=64)
@@ -74,17 +74,17 @@ def test_from_residuals_alone_it_is_generalised_advantage_estimation(trace):
     rng = np.random.default_rng(3)
     rewards, values = rng.standard_normal(12), rng.standard_normal(12)
     reached = np.cumsum(rewards[::-1])[::-1]
-    found = over_turns([str(n) for n in range(12)], (reached - values).tolist(), trace)
+    found = gae_over_turns([str(n) for n in range(12)], (reached - values).tolist(), trace)
     assert found == pytest.approx(discounted(rewards, values, trace, 0.0))
 
 
 def test_without_a_trace_of_later_turns_it_is_the_step_in_value():
-    assert over_turns(["a", "b", "c"], [1.0, 0.25, -0.5], 0.0) == [0.75, 0.75, -0.5]
-    assert over_turns(["a", "b", "c"], [1.0, 0.25, -0.5], 1.0) == [1.0, 0.25, -0.5], "the residuals themselves"
+    assert gae_over_turns(["a", "b", "c"], [1.0, 0.25, -0.5], 0.0) == [0.75, 0.75, -0.5]
+    assert gae_over_turns(["a", "b", "c"], [1.0, 0.25, -0.5], 1.0) == [1.0, 0.25, -0.5], "the residuals themselves"
 
 
 def test_choices_of_one_call_are_each_followed_by_the_next_call():
-    assert over_turns(["a", "b", "b", "c"], [1.0, 0.5, 0.1, 0.2], 0.0) == pytest.approx([0.7, 0.3, -0.1, 0.2])
+    assert gae_over_turns(["a", "b", "b", "c"], [1.0, 0.5, 0.1, 0.2], 0.0) == pytest.approx([0.7, 0.3, -0.1, 0.2])
 
 
 def test_the_credit_of_an_episode_follows_its_turns_whatever_stands_between_and_whichever_window_they_are_in():
@@ -192,7 +192,7 @@ def test_a_flood_of_one_persons_turns_teaches_no_more_than_their_part():
     values._heads[False]._targets_F *= 1e6
     values._heads[False]._weights_F = None
     valued = values.credit([sample("a", 1.0), sample("b", -1.0)], states)
-    assert max(map(abs, credits(valued))) < 1 + module.LARGEST
+    assert max(map(abs, credits(valued))) < 1 + module.MAX_VALUE
 
 
 def test_a_turn_without_credit_gets_none():

@@ -1,4 +1,4 @@
-"""Messages from the first rank to the others, as lines of JSON: the typed parser at the boundary of a rank's process."""
+"""Messages from the first rank to the others, as lines of JSON, parsed into types at the boundary of a rank's process."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ostinato.train.config import TrainConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTask:
-    """A rank's task at its start: the model to train, and the port of this machine on which the ranks meet.
+    """A rank's task at its start: the model to train, and the port of this machine at which the ranks meet.
 
     `backend`: that of all ranks.
 
-    `line`: the descriptor of its socket to the first rank, over which it is asked for its published part, as `settings` say; None: it
+    `line`: the file descriptor of its socket to the first rank, over which its published part is requested, as `settings` say; None: it
     publishes nothing.
 
     Example: ``RankTask(model=path, config=config, contract=None, rank=1, port=41235)``
@@ -41,10 +41,11 @@ class RankTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCall:
-    """A method of `PolicyTrainer` that all ranks call now. It holds no weights: the first rank sends them out as they are needed.
+    """A method of `PolicyTrainer` that all ranks call now. It contains no weights: the first rank sends them when they are needed.
 
-    `bases`: those of `PolicyTrainer.set_bases`, which is called before the step. `held`: the step is kept near references, `release` and
-    `anchor`. `number`: the policy that training goes back to. The rest: a checkpoint's directory, cursor, and number of checkpoints kept.
+    `bases`: the argument of `PolicyTrainer.set_bases`, which is called before the step. `held`: the step is kept near references,
+    `release` and `anchor`. `number`: the policy that training goes back to. The rest: a checkpoint's directory, cursor, and the number of
+    checkpoints kept.
 
     Example: ``RankCall(method="save", directory=Path("checkpoints"), cursor=812, keep=2)``
     """
@@ -66,22 +67,22 @@ _TASK: TypeAdapter[RankTask] = TypeAdapter(RankTask)
 
 
 def task_line(task: RankTask) -> bytes:
-    """A task as one line of JSON."""
+    """Encode a task as one line of JSON."""
     return _line(_TASK.dump_python(task, mode="json"))
 
 
 def read_task(line: bytes) -> RankTask:
-    """The inverse of `task_line`. Raises ValueError."""
+    """Decode a line from `task_line`. Raises ValueError."""
     return _TASK.validate_python(json.loads(line))
 
 
 def call_line(call: RankCall) -> bytes:
-    """A call as one line of JSON. Numbers that are not finite are kept, because the step must refuse them."""
+    """Encode a call as one line of JSON. Numbers that are not finite are kept, because the step must refuse them."""
     return _line(_CALL.dump_python(call))
 
 
 def read_call(line: bytes) -> RankCall:
-    """The inverse of `call_line`. Raises ValueError."""
+    """Decode a line from `call_line`. Raises ValueError."""
     found = json.loads(line)
     for sample in found["samples"]:
         for name in ("routes", "nucleus"):

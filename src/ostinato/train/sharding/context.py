@@ -1,12 +1,12 @@
-"""Context parallelism: of one micro-batch each rank computes its own tokens, and attends from their queries to the keys of all.
+"""Context parallelism: each rank computes its own tokens of a micro-batch, and its queries attend to the keys of all ranks.
 
 Everything but attention concerns single tokens, so a rank runs the whole model on its own tokens only. In each layer keys and values are
 gathered, as in Llama 3's training (2407.21783, 3.3.2), and their gradients come back summed over all ranks' queries. A ring, which
-would pass them on piece by piece, would have to combine partial softmaxes, with other roundings than the engine's; it would save only
-memory for the keys and values of one layer, which are few with grouped queries. Until the backward pass a rank holds only its own.
+would pass them on piece by piece, would have to combine partial softmaxes, which round differently from the engine's. It would save only
+memory for the keys and values of one layer, which are few with grouped queries. Until the backward pass a rank keeps only its own.
 
 Data flow: packed tree -> `ContextShare` (which rank has which token) -> its part as a `PackedBatch`, run as any other with
-`ContextAttention` -> its log-probabilities -> those of all, in the order of the whole, on every rank. So every rank computes the same
+`ContextAttention` -> its log-probabilities -> those of all ranks, in the order of the whole, on every rank. So every rank computes the same
 loss, to the bit, and autograd gives each rank its own tokens' part of the gradient.
 """
 
@@ -29,19 +29,19 @@ from ostinato.train.tree_attention import Layout
 
 
 class ContextGroup:
-    """The ranks that compute a micro-batch together; `rank` counts among these. `group` None: this rank alone."""
+    """The ranks that compute a micro-batch together; `rank` counts within the group. `group` None: this rank alone."""
 
     def __init__(self, rank: int, count: int, group: dist.ProcessGroup | None) -> None:
         self.rank, self.count, self._group = rank, count, group
 
     def gather(self, mine: Tensor) -> Tensor:
-        """[R, ...] of each rank -> [count * R, ...] in the order of the ranks, bit for bit."""
+        """Gather [R, ...] of each rank into [count * R, ...] in the order of the ranks, bit for bit."""
         found = torch.empty((self.count * len(mine), *mine.shape[1:]), dtype=mine.dtype)
         dist.all_gather(list(flat_bytes(found).chunk(self.count)), flat_bytes(mine.contiguous()), self._group)
         return found
 
     def own_sum(self, parts: Tensor) -> Tensor:
-        """The sum over the ranks of [count * R, ...], of which this rank gets its own [R, ...]; summed in rank order."""
+        """Sum [count * R, ...] over the ranks, in rank order, and return this rank's own [R, ...] of it."""
         found = torch.empty_like(parts)
         dist.all_to_all_single(flat_bytes(found), flat_bytes(parts), group=self._group)
         first, *others = found.chunk(self.count)
@@ -51,7 +51,7 @@ class ContextGroup:
 
 
 def flat_bytes(tensor: Tensor) -> Tensor:
-    """A contiguous tensor's memory. Raises RuntimeError for one that is not contiguous."""
+    """Return a contiguous tensor's memory. Raises RuntimeError for one that is not contiguous."""
     return tensor.view(-1).view(torch.uint8)
 
 
@@ -59,9 +59,9 @@ def flat_bytes(tensor: Tensor) -> Tensor:
 class ContextShare:
     """The division of a micro-batch of N tokens and M predictions over ranks, as one rank sees it.
 
-    `own_N`: its tokens, ascending; each rank computes `rows` rows, padding included. `places_N`: each token's row when the rows of all
-    ranks are concatenated. `own_M`: the predictions made from its tokens, ascending; each rank gives out `predictions` of them, padding
-    included. `places_M`: each prediction's place when those of all ranks are concatenated.
+    `own_N`: its tokens, ascending; each rank computes `rows` rows, including padding. `places_N`: each token's row when the rows of all
+    ranks are concatenated. `own_M`: the predictions made from its tokens, ascending; each rank returns `predictions` of them, including
+    padding. `places_M`: each prediction's place when those of all ranks are concatenated.
 
     Example: 3 tokens of which the last two predict, on 2 ranks: ``rows=2``, ``predictions=1``; the first rank has
     ``own_N=[0, 2]``, ``own_M=[1]``; both have ``places_N=[0, 2, 1]``, ``places_M=[1, 0]``.
@@ -76,7 +76,7 @@ class ContextShare:
 
     @classmethod
     def of(cls, packed: PackedBatch, rank: int, count: int) -> ContextShare:
-        """The same division on every rank, balanced by the keys that each token's attention reads."""
+        """Return this rank's share; the division is the same on every rank, balanced by the keys that each token's attention reads."""
         tokens = dealt(packed.positions_N + 1, count)
         owners_N = np.empty(packed.tokens, np.int64)
         for owner, own in enumerate(tokens):
@@ -85,16 +85,16 @@ class ContextShare:
         rows, predictions = max(map(len, tokens)), max(1, *map(len, predicted))
         return cls(
             own_N=tokens[rank],
-            places_N=_places(tokens, rows),
+            places_N=_padded_places(tokens, rows),
             rows=rows,
             own_M=predicted[rank],
-            places_M=_places(predicted, predictions),
+            places_M=_padded_places(predicted, predictions),
             predictions=predictions,
         )
 
     def part(self, packed: PackedBatch) -> PackedBatch:
-        """This rank's rows and predictions, for code that reads ids, positions and targets; a rank without a prediction makes a dummy one,
-        so that it takes part in the others' backward pass.
+        """Return this rank's rows and predictions, for code that reads ids, positions and targets. A rank without predictions makes a dummy
+        one, so that it takes part in the others' backward pass.
         """
         padding = (0, self.rows - len(self.own_N))
         rows_M = np.searchsorted(self.own_N, packed.rows_M[self.own_M])
@@ -110,36 +110,36 @@ class ContextShare:
         )
 
     def temperatures(self, temperatures_M: Tensor) -> Tensor:
-        """The temperatures of this rank's predictions."""
+        """Return the temperatures of this rank's predictions."""
         return temperatures_M[torch.from_numpy(self.own_M)] if len(self.own_M) else torch.ones(1)
 
     def edits(self, edits: Edits) -> Edits:
-        """The edits of this rank's predictions, numbered among these."""
+        """Return the edits of this rank's predictions, numbered within them."""
 
         def own(start: int, stop: int) -> Mapping[int, Edit]:
             chosen = self.own_M[start:stop]
             if not len(chosen):
                 return {}
-            # one request for everything from the first to the last: each request replays a turn from its start
+            # one request for the whole range, because each request replays a turn from its start
             found = edits(int(chosen[0]), int(chosen[-1]) + 1)
             return {at: found[where] for at, where in enumerate(chosen.tolist(), start) if where in found}
 
         return own
 
-    def together(self, context: ContextGroup, own: Tensor) -> Tensor:
-        """This rank's log-probabilities -> those of all ranks [M], under autograd."""
-        return _Together.apply(own, self, context)  # pyright: ignore[reportReturnType]
+    def all_logprobs(self, context: ContextGroup, own: Tensor) -> Tensor:
+        """Convert this rank's log-probabilities to those of all ranks [M], under autograd."""
+        return _GatherLogprobs.apply(own, self, context)  # pyright: ignore[reportReturnType]
 
 
-def _places(parts: list[Ints], size: int) -> Ints:
-    """The place of each item when the parts, each padded to `size`, are concatenated."""
+def _padded_places(parts: list[Ints], size: int) -> Ints:
+    """Return the place of each item when the parts, each padded to `size`, are concatenated."""
     places = np.empty(sum(map(len, parts)), np.int64)
     for number, part in enumerate(parts):
         places[part] = number * size + np.arange(len(part))
     return places
 
 
-class _Together(torch.autograd.Function):
+class _GatherLogprobs(torch.autograd.Function):
     """All ranks compute the same loss from all log-probabilities, so each takes the gradient of its own, and none is sent."""
 
     @staticmethod
@@ -154,9 +154,9 @@ class _Together(torch.autograd.Function):
 
 
 class ContextAttention:
-    """The model's `attend` for this rank's rows of a micro-batch, as `TreeAttention` is for all; all ranks must call it equally often.
+    """The model's `attend` for this rank's rows of a micro-batch, like `TreeAttention` for all rows. All ranks must call it equally often.
 
-    `keep`: hold the gathered keys and values until the backward pass, if it follows at once because activations are recomputed.
+    `keep`: keep the gathered keys and values until the backward pass, if it follows at once because activations are recomputed.
     """
 
     def __init__(self, layout: Layout, share: ContextShare, context: ContextGroup, *, keep: bool) -> None:
@@ -164,12 +164,12 @@ class ContextAttention:
         self._context, self._keep = context, keep
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
-        """[R, H, D] of this rank's rows -> [R, H, D]."""
+        """Map [R, H, D] of this rank's rows to [R, H, D]."""
         del layer
-        return _Gathered.apply(q, k, v, scale, window, self._layout, self._context, self._keep)  # pyright: ignore[reportReturnType]
+        return _GatheredAttention.apply(q, k, v, scale, window, self._layout, self._context, self._keep)  # pyright: ignore[reportReturnType]
 
 
-class _Gathered(torch.autograd.Function):
+class _GatheredAttention(torch.autograd.Function):
     """Attention of this rank's queries over the keys and values of all ranks."""
 
     @staticmethod

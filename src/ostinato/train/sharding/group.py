@@ -1,4 +1,4 @@
-"""The ranks of one training run: their communication besides FSDP2's own. Plain tensors and bytes, never objects.
+"""Communication between the ranks of one training run, besides FSDP2's own. Plain tensors and bytes, never objects.
 
 gloo's connections end with the process at the other end, so a killed rank causes an error in every other rank at its next call. NCCL,
 over which FSDP2 exchanges what is on GPUs, does not notice it: see `trainer`.
@@ -51,12 +51,12 @@ def check_ranks(config: TrainConfig, backend: ComputeBackend) -> None:
 
 
 class RankGroup(Ranks):
-    """This process's place among several ranks.
+    """This process as one of several ranks.
 
     `mesh`: the devices over which FSDP2 divides the weights, one for each rank; `backend`: this rank's.
 
     `context`: the neighbours that compute each micro-batch together with this rank. Weights are divided over all ranks regardless of
-    contexts: a mesh of two dimensions would keep a copy of them, with gradients and moments, for each rank of a context.
+    contexts: a two-dimensional mesh would keep a copy of them, with gradients and moments, for each rank of a context.
 
     Example::
 
@@ -72,7 +72,7 @@ class RankGroup(Ranks):
     def join(
         cls, *, rank: int, count: int, store: dist.TCPStore, context_ranks: int = 1, backend: ComputeBackend = OWN
     ) -> RankGroup:
-        """Join the group as a rank; blocks until all ranks are there. A process is in one group at a time.
+        """Join the group as a rank; blocks until all ranks have joined. A process may be in one group at a time.
 
         `backend`: that of all ranks. On "cuda" each rank has the GPU of its number.
         """
@@ -96,20 +96,20 @@ class RankGroup(Ranks):
         """Leave the group."""
         dist.destroy_process_group()
 
-    # ------------------------------------------------------------ a step's work
+    # ------------------------------------------------------------ division of a step's work
 
     def shares(self, work: Sequence[Microbatch]) -> list[list[int]]:
-        """The indices of each context's micro-batches, with about equally many tokens for each context."""
+        """Return the indices of each context's micro-batches, with about equally many tokens for each context."""
         return balanced([item.packed.tokens for item in work], self.count // self.context.count)
 
     def share(self, work: Sequence[Microbatch]) -> list[Microbatch]:
-        """The micro-batches of this rank's context, padded with idle ones to the number of the busiest context."""
+        """Return the micro-batches of this rank's context, padded with idle ones to the number of the busiest context."""
         shares = self.shares(work)
         mine = [work[index] for index in shares[self._own_share]]
         return mine + [idle_microbatch() for _ in range(rounds(shares) - len(mine))]
 
     def any(self, mine: bool) -> bool:
-        """Whether `mine` is True on any rank."""
+        """Return True if `mine` is True on any rank."""
         flag = torch.tensor([int(mine)])
         dist.all_reduce(flag, dist.ReduceOp.MAX)
         return bool(flag.item())
@@ -117,7 +117,7 @@ class RankGroup(Ranks):
     def exchange(
         self, work: Sequence[Microbatch], mine: Sequence[Tensor], *, each: int, extra: int = 0
     ) -> list[Tensor]:
-        """One fp32 tensor for each micro-batch, from the first of the ranks that computed it; they all have the same."""
+        """Return one fp32 tensor for each micro-batch, from the first of the ranks that computed it; they all have the same."""
         found: list[Tensor] = [torch.empty(0)] * len(work)
         for number, share in enumerate(self.shares(work)):
             if not share:
@@ -137,12 +137,12 @@ class RankGroup(Ranks):
     # ------------------------------------------------------------ numbers, bytes, rows
 
     def total(self, mine: Tensor) -> Tensor:
-        """The sum of all ranks' tensors, the same bits on each."""
+        """Return the sum of all ranks' tensors, the same bits on each."""
         dist.all_reduce(mine)
         return mine
 
     def gather(self, said: bytes) -> list[bytes]:
-        """The bytes of every rank, on every rank, in rank order."""
+        """Return the bytes of every rank, on every rank, in rank order."""
         sizes = [torch.zeros(1, dtype=torch.long) for _ in range(self.count)]
         dist.all_gather(sizes, torch.tensor([len(said)]))
         longest = max(1, *(int(size) for size in sizes))

@@ -1,9 +1,9 @@
-"""Master weights divided over ranks: every tensor by its rows, with the gradients and moments of those rows.
+"""Master weights sharded over ranks: every tensor by its rows, with the gradients and moments of those rows.
 
 The masters are FSDP2's own fp32 parameters if the weights that it gathers, rounded to the compute dtype, equal the published ones. If
 the two differ, or while other weights are in the compute model, the masters are kept in separate memory.
 
-Assigns chunks to the ranks that publish them, and moves the pieces: a chunk is divided if it holds rows of several ranks.
+Publishing assigns each chunk to a rank, and sends the pieces there: a chunk is divided if it contains rows of several ranks.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from ostinato.train.sharding.balance import rows_of
 from ostinato.train.sharding.group import RankGroup
 from ostinato.train.sharding.policy import ShardedPolicy
 
-# ---------------------------------------------------------------- dealing
+# ---------------------------------------------------------------- assigning chunks to ranks
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPiece:
-    """Elements [`first`, `last`) of a tensor, which `rank` has: a whole chunk, or a part of one."""
+    """Elements [`first`, `last`) of a tensor, owned by `rank`: a whole chunk, or a part of one."""
 
     rank: int
     first: int
@@ -52,7 +52,7 @@ class TensorPiece:
 
 
 def pieces_of(shape: tuple[int, ...], ranks: int) -> list[list[TensorPiece]]:
-    """For each chunk of a tensor that is divided by rows, the pieces that it consists of, in order.
+    """Return the pieces of each chunk of a tensor that is divided by rows, in order.
 
     Example: 5 rows of 2^20 elements on 2 ranks are three chunks: rows 0 and 1, rows 2 of the first and 3 of the second rank, row 4.
     """
@@ -67,9 +67,10 @@ def pieces_of(shape: tuple[int, ...], ranks: int) -> list[list[TensorPiece]]:
 
 
 def owners(chunks: Mapping[ChunkName, list[TensorPiece]], sizes: Mapping[str, int]) -> dict[ChunkName, int]:
-    """The rank that publishes each chunk: of the ranks that have a piece of it, the one with the fewest bytes so far.
+    """Return the rank that publishes each chunk: of the ranks that have a piece of it, the one with the fewest bytes so far.
 
-    The same on every rank. `sizes`: bytes per element, by tensor. Undivided chunks are assigned first, then divided ones, largest first.
+    The result is the same on every rank. `sizes`: bytes per element, by tensor. Undivided chunks are assigned first, then divided ones,
+    each largest first.
     """
     dealt: dict[ChunkName, int] = {}
     loads: dict[int, int] = dict.fromkeys((piece.rank for pieces in chunks.values() for piece in pieces), 0)
@@ -105,18 +106,18 @@ class TensorDealing:
         self._owners = owners(self._pieces, self._sizes)
 
     def chunks(self, rows: Callable[[str], Tensor]) -> dict[ChunkName, NDArray[np.uint8]]:
-        """The chunks that this rank publishes. All ranks call it together; `rows` gives a tensor's own rows in the published dtype."""
+        """Return the chunks that this rank publishes. All ranks must call it together; `rows` gives a tensor's own rows as published."""
         mine: dict[ChunkName, NDArray[np.uint8]] = {}
         for name, group in itertools.groupby(self._pieces.items(), lambda item: item[0][0]):
             own = rows(name).reshape(-1).view(torch.uint8)
             for at, pieces in group:
-                found = self._brought(at, pieces, own)
+                found = self._collected(at, pieces, own)
                 if found is not None:
                     mine[at] = found.numpy()
         return mine
 
-    def _brought(self, at: ChunkName, pieces: list[TensorPiece], own: Tensor) -> Tensor | None:
-        """The chunk, on its owner; None elsewhere. All ranks visit the chunks in the same order, so that they cannot deadlock."""
+    def _collected(self, at: ChunkName, pieces: list[TensorPiece], own: Tensor) -> Tensor | None:
+        """Return the chunk on its owner, None elsewhere. All ranks visit the chunks in the same order, so that they cannot deadlock."""
         owner, size, start = self._owners[at], self._sizes[at[0]], self._starts[at[0]]
         if self._group.rank != owner:
             for piece in pieces:
@@ -138,16 +139,16 @@ def _first_element(shape: tuple[int, ...], group: RankGroup) -> int:
     return rows_of(shape[0], group.count, group.rank)[0] * math.prod(shape[1:])
 
 
-# ---------------------------------------------------------------- the masters
+# ---------------------------------------------------------------- master weights
 
 
 class ShardedMasters:
-    """This rank's rows of the `MasterWeights`. Only the first rank is given other weights; each rank publishes its part."""
+    """This rank's rows of the `MasterWeights`. Only the first rank is given reference weights; each rank publishes its part."""
 
     def __init__(self, policy: ShardedPolicy, dtype: torch.dtype, config: TrainConfig, group: RankGroup) -> None:
         self._group, self._served, self._decay = group, policy.served, config.weight_decay
         self._tensors = named_tensors(policy.model)
-        self._parameters = {name: _divided(parameter) for name, parameter in policy.model.named_parameters()}
+        self._parameters = {name: _as_dtensor(parameter) for name, parameter in policy.model.named_parameters()}
         for parameter in self._parameters.values():
             parameter.requires_grad_(True)
         self._computed = {name: parameter.to_local().detach() for name, parameter in self._parameters.items()}
@@ -180,22 +181,22 @@ class ShardedMasters:
     # ------------------------------------------------------------ gradients
 
     def clear_grads(self) -> None:
-        """Forget gradient sums, half-finished ones included."""
+        """Reset the gradient sums, including half-finished ones."""
         for parameter in self._parameters.values():
             parameter.grad = None
 
     def _grads(self) -> dict[str, Tensor]:
-        """This rank's rows of the summed gradient, without parameters that no token reached."""
+        """Return this rank's rows of the summed gradient, without parameters that no token reached."""
         found = {name: parameter.grad for name, parameter in self._parameters.items()}
         return {name: grad.to_local() for name, grad in found.items() if isinstance(grad, DTensor)}
 
     def grad_norm(self) -> float:
-        """Global L2 norm of the summed gradient; NaN or infinite if any entry is."""
+        """Return the global L2 norm of the summed gradient; NaN or infinite if any entry is."""
         total = sum_of_squares(self._grads().values()).view(1)
         return math.sqrt(square) if (square := float(self._group.total(total))) >= 0 else square  # a NaN stays a NaN
 
     def momentum_product(self) -> float:
-        """Inner product of the summed gradient with AdamW's momentum, the mean of earlier gradients."""
+        """Return the inner product of the summed gradient with AdamW's momentum, the mean of earlier gradients."""
         mean = self._moments["exp_avg"]
         return float(
             self._group.total(inner_product((grad, mean[name]) for name, grad in self._grads().items()).view(1))
@@ -203,7 +204,7 @@ class ShardedMasters:
 
     @torch.no_grad()
     def update(self, *, learning_rate: float, scale: float) -> None:
-        """One AdamW step with the gradient times `scale`; then the compute model holds the new rounding."""
+        """Take one AdamW step with the gradient times `scale`, and round the new masters into the compute model."""
         for name, grad in self._grads().items():
             self._masters[name].grad = grad.mul_(scale) if scale != 1.0 else grad
         if self._decay:
@@ -217,7 +218,7 @@ class ShardedMasters:
         self.clear_grads()
         self.round_into_model()
 
-    # ------------------------------------------------------------ the compute model
+    # ------------------------------------------------------------ compute model
 
     @torch.no_grad()
     def round_into_model(self) -> None:
@@ -232,7 +233,7 @@ class ShardedMasters:
 
     @torch.no_grad()
     def take_from_model(self) -> None:
-        """Make the compute model's weights the masters."""
+        """Copy the compute model's weights to the masters."""
         if not self._in_place:
             for name, rows in self._masters.items():
                 rows.copy_(self._computed[name])
@@ -240,17 +241,17 @@ class ShardedMasters:
 
     @torch.no_grad()
     def put(self, weights: Weights) -> None:
-        """Write other weights, which the first rank holds, into the compute model. Raises BadWeights, with the model unchanged."""
+        """Write other weights, which the first rank has, into the compute model. Raises BadWeights, with the model unchanged."""
         wrong = next((name for name, p in self._parameters.items() if not _fits(name, p, weights)), None)
         if self._group.any(self._group.rank == 0 and wrong is not None):
             raise BadWeights(f"the reference weights have no tensor {wrong!r} of this model's shape")
         if self._in_place and self._stashed is None:
             self._stashed = {name: rows.clone() for name, rows in self._computed.items()}
         for name, parameter in self._parameters.items():
-            self._computed[name].copy_(self._dealt(name, parameter, weights))
+            self._computed[name].copy_(self._scattered(name, parameter, weights))
 
-    def _dealt(self, name: str, parameter: Tensor, weights: Weights) -> Tensor:
-        """This rank's rows of a tensor that the first rank holds, sent in the published dtype."""
+    def _scattered(self, name: str, parameter: Tensor, weights: Weights) -> Tensor:
+        """Return this rank's rows of a tensor that the first rank has, sent in the published dtype."""
         count, rank = self._group.count, self._group.rank
         if rank:
             mine = torch.empty(self._computed[name].shape, dtype=self._served[name])
@@ -265,7 +266,7 @@ class ShardedMasters:
         return whole[slice(*rows_of(len(parameter), count, 0))]
 
     def publish(self) -> WeightPart:
-        """The chunks that this rank publishes, of the masters in the published dtypes."""
+        """Return the chunks that this rank publishes, from the masters in the published dtypes."""
         buffers = {name: bytes_of(name, self._rounded(name)) for name in self._tensors.keys() - self._parameters.keys()}
         chunks = self._dealing.chunks(self._rounded)
         if self._group.rank == 0:  # every rank has the buffers
@@ -274,12 +275,12 @@ class ShardedMasters:
         return WeightPart(self._forms | forms, chunks)
 
     def _rounded(self, name: str) -> Tensor:
-        """This rank's rows, or a buffer, in the published dtype, on the host."""
+        """Return this rank's rows, or a buffer, in the published dtype, on the host."""
         source = self._masters[name].detach() if name in self._masters else self._tensors[name]
         return source.to(self._served[name], copy=True).cpu()
 
     def gather(self) -> Weights:
-        """The masters in the published dtypes as fresh bytes, on the first rank; on the others there are none."""
+        """Return the masters in the published dtypes as fresh bytes, on the first rank; {} on the others."""
         gathered = {name: self._gathered(name, tensor) for name, tensor in self._tensors.items()}
         return {name: array for name, array in gathered.items() if array is not None}
 
@@ -303,7 +304,7 @@ class ShardedMasters:
     # ------------------------------------------------------------ checkpoints
 
     def arrays(self) -> tuple[Arrays, Arrays, RankPart]:
-        """Views (from a GPU: copies) of this rank's rows of the masters and of the moments, and which rows they are."""
+        """Return views (from a GPU: copies) of this rank's rows of the masters and of the moments, and which rows they are."""
         weights = {name: rows.detach().cpu().numpy() for name, rows in self._masters.items()}
         moments = {
             f"{kind}/{name}": rows.cpu().numpy() for kind in MOMENTS for name, rows in self._moments[kind].items()
@@ -313,7 +314,7 @@ class ShardedMasters:
         return weights, moments, RankPart(shapes=shapes, firsts=firsts)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Take this rank's rows of a checkpoint, whatever the number of ranks that wrote it."""
+        """Load this rank's rows of a checkpoint, written by any number of ranks."""
         for name, parameter in self._parameters.items():
             span = rows_of(len(parameter), self._group.count, self._group.rank)
             put_array(self._masters[name].detach(), checkpoint.rows("weights", name, *span))
@@ -324,11 +325,11 @@ class ShardedMasters:
         self.round_into_model()
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Parameter name -> shape of the whole."""
+        """Return parameter name -> shape of the whole."""
         return {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
 
 
-def _divided(parameter: Tensor) -> DTensor:
+def _as_dtensor(parameter: Tensor) -> DTensor:
     assert isinstance(parameter, DTensor)  # FSDP2 shards all parameters
     return parameter
 

@@ -28,7 +28,7 @@ from ostinato.model.logit_edits import Edits
 from ostinato.model.norms import RMSNorm, rms_normed
 from ostinato.model.tensors import named_tensors
 from ostinato.train.config import TrainConfig
-from ostinato.train.linear_gradients import is_plain_embedding, looked_up
+from ostinato.train.linear_gradients import embedding_lookup, is_plain_embedding
 from ostinato.train.packing import PackedBatch
 from ostinato.train.policy import Policy, served_dtypes
 from ostinato.train.sharding.balance import rows_of
@@ -36,21 +36,21 @@ from ostinato.train.sharding.context import ContextAttention, ContextShare
 from ostinato.train.sharding.group import RankGroup
 from ostinato.train.tree_attention import TreeAttention
 
-# ---------------------------------------------------------------- reduction
+# ---------------------------------------------------------------- gradient reduction
 
 
-_CHUNK = 1 << 20  # elements that are sent at once, and the size of the buffer in which they arrive
+_CHUNK = 1 << 20  # elements sent at once, and the size of the receive buffer
 
 
 class DirectReduceScatter:
     """For FSDP2's `set_custom_reduce_scatter`: each rank sums its own part of a flat tensor, which all other ranks send to it.
 
-    gloo has no reduce-scatter: torch copies the tensor, sums all of the copy on every rank, and keeps a part of it. That takes as much
-    memory as the gradients again, and twice the traffic. Parts are added in the same order every time, so the same ranks get the same bits.
+    gloo has no reduce-scatter: torch copies the tensor, sums all of the copy on every rank, and keeps a part of it. That takes the memory
+    of the gradients a second time, and twice the traffic. Parts are added in a fixed order, so the same ranks get the same bits.
     """
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A buffer for the inputs or the outputs of a call."""
+        """Return a buffer for the inputs or the outputs of a call."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
@@ -77,7 +77,7 @@ class DirectReduceScatter:
                 sent.wait()
 
 
-# ---------------------------------------------------------------- the policy
+# ---------------------------------------------------------------- sharded policy
 
 
 class ShardedPolicy(Policy):
@@ -85,7 +85,7 @@ class ShardedPolicy(Policy):
 
     The parameters are fp32 DTensors, divided by rows; a pass computes in `dtype` and gathers one layer at a time in it.
 
-    Raises BadConfig for an architecture that keeps some of its weights in another dtype than the rest, or whose files hold them in
+    Raises BadConfig for an architecture that keeps some of its weights in another dtype than the rest, or whose files store them in
     another form, and BadWeights.
     """
 
@@ -103,21 +103,21 @@ class ShardedPolicy(Policy):
         model = empty_model(path, torch.float32, backend=on_host)
         mark(model, group.backend)
         _drop_memory(model)
-        self._run(model, served, config)
+        self._set_up(model, served, config)
         self._row_bytes = self._row_bytes * dtype.itemsize // torch.float32.itemsize
         for module in model.modules():
             if isinstance(module, RMSNorm):
                 cast("Any", module).forward = partial(_normed, module)
             elif is_plain_embedding(module):
                 cast("Any", module).forward = partial(_embedded, module)
-        self._whole = _divide(_Whole(model), self._layers, dtype, group)
+        self._whole = _shard(_WholeModel(model), self._layers, dtype, group)
         self._whole._apply(partial(_with_memory, device=group.backend.device))
         _read_rows(model, path, dtype, group)
 
     def logprobs(
         self, packed: PackedBatch, attend: TreeAttention, temperatures_M: Tensor, edits: Edits | None = None
     ) -> Tensor:
-        """As `Policy.logprobs`; every rank of a context gets all of them. All ranks must call it equally often."""
+        """Return what `Policy.logprobs` does; every rank of a context gets all of them. All ranks must call it the same number of times."""
         context = self._context
         if context.count == 1:
             compute = super().logprobs
@@ -125,11 +125,11 @@ class ShardedPolicy(Policy):
         share = ContextShare.of(packed, context.rank, context.count)
         own = ContextAttention(attend.layout, share, context, keep=self._recomputes(share.rows))
         rest = share.temperatures(temperatures_M), edits and share.edits(edits)
-        return share.together(context, self._whole(lambda: self._compute(share.part(packed), own, *rest)))
+        return share.all_logprobs(context, self._whole(lambda: self._compute(share.part(packed), own, *rest)))
 
 
-class _Whole(nn.Module):
-    """Runs a function over the model as its own forward pass, so that the weights outside the layers are gathered during it."""
+class _WholeModel(nn.Module):
+    """Runs a function over the model as its own forward pass, so that the weights outside the layers are gathered meanwhile."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -139,11 +139,11 @@ class _Whole(nn.Module):
         return run()
 
 
-def _divide(whole: _Whole, layers: list[nn.Module], dtype: torch.dtype, group: RankGroup) -> Any:
+def _shard(whole: _WholeModel, layers: list[nn.Module], dtype: torch.dtype, group: RankGroup) -> Any:
     """Apply FSDP2 to each layer, and to the rest. Gradients are summed over the ranks in fp32, not averaged."""
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for module in (*layers, whole):
-        # also after the forward pass: the next pass must not find weights gathered before other weights were put in
+        # reshard after the forward pass, too: the next pass must not find weights gathered before other weights were put in
         divided: Any = fully_shard(module, mesh=group.mesh, mp_policy=policy, reshard_after_forward=True)
         divided.set_gradient_divide_factor(1.0)
         divided.set_force_sum_reduction_for_comms(True)
@@ -157,12 +157,12 @@ def _with_memory(tensor: Tensor, device: str) -> Tensor:
 
 
 def _normed(module: RMSNorm, x: Tensor) -> Tensor:
-    """Normalise with a copy of the weight: numpy makes a view of it, and FSDP2 cannot free memory with such a view."""
+    """Normalise with a copy of the weight: numpy would keep a view of it, and FSDP2 cannot free memory with such a view."""
     return rms_normed(x, module.weight.clone(), module.eps, zero_centered=module.zero_centered)
 
 
 def _embedded(module: nn.Embedding, ids: Tensor) -> Tensor:
-    return looked_up(ids, cast("nn.Parameter", module.weight), module.padding_idx)
+    return embedding_lookup(ids, cast("nn.Parameter", module.weight), module.padding_idx)
 
 
 def _drop_memory(model: nn.Module) -> None:
