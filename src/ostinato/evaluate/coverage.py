@@ -1,6 +1,6 @@
 """pass@1 and best-of-k of each checkpoint, from rollouts of the same tasks.
 
-The estimators are those of `evaluate.pass_at_k`: unbiased for every task, tasks as clusters.
+The estimators are those of `evaluate.pass_at_k`: unbiased for every task, with tasks as clusters.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ostinato.evaluate.pass_at_k import pass_rates, sharpening
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredAttempt:
-    """One finished try of one checkpoint at one task: `value` in [0, 1].
+    """One finished attempt of one checkpoint at one task, with its `value` in [0, 1].
 
     Example: ``ScoredAttempt(task="calc-1", family="repair", policy=v7, value=1.0)``
     """
@@ -28,9 +28,10 @@ class ScoredAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Covered:
-    """One checkpoint. `rates` is None if no task was tried k times; `short` tasks were tried less often, and do not count.
+    """The coverage of one checkpoint.
 
-    `change` is against the first checkpoint that has rates; None for that one, and with too few tasks in common.
+    `rates` is None if no task was attempted k times; `short` counts the tasks attempted less often, which do not count. `change` is against
+    the first checkpoint that has rates: None for that one, and if too few tasks are in common.
 
     Example: ``Covered(policy=v7, attempts=800, short=0, rates=rates, change=change)``
     """
@@ -43,7 +44,7 @@ class Covered:
 
 
 def covered(attempts: Iterable[ScoredAttempt], k: int) -> tuple[Covered, ...]:
-    """Every checkpoint's rates, oldest first. Each interval is one of 95% on its own."""
+    """Return every checkpoint's rates, oldest first. Each interval is a 95% interval on its own."""
     by_policy: dict[PolicyVersion, list[ItemScore]] = {}
     draws: dict[tuple[PolicyVersion, str], int] = {}
     for each in attempts:
@@ -74,6 +75,6 @@ def covered(attempts: Iterable[ScoredAttempt], k: int) -> tuple[Covered, ...]:
 
 
 def lost_coverage(rows: Sequence[Covered]) -> Covered | None:
-    """The newest checkpoint with rates, if it lost coverage since the first: pass@1 rose and best-of-k fell, both significantly."""
+    """Return the newest checkpoint with rates if it lost coverage since the first: pass@1 rose and best-of-k fell, both significantly."""
     newest = next((row for row in reversed(rows) if row.rates is not None), None)
     return newest if newest is not None and newest.change is not None and newest.change.narrowed else None

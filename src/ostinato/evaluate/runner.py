@@ -1,8 +1,8 @@
-"""Runs a suite: every item is tried by the weights in a slot, through the gateway and on the same path as training rollouts, and graded.
+"""Runs a suite: the weights in a slot try every item, through the gateway and on the same path as training rollouts, and are graded.
 
 The world, passed as `TaskWorld`, decides who works on a task, where, and how the outcome is graded. All versions are paired by item and
-randomness: a draw's seed does not depend on the version. Where one call gives several answers, draw d is choice ``d % size`` of the call
-number ``d // size``, whoever is asked and however many draws are known already.
+randomness: a draw's seed does not depend on the version. Where one call gives several answers, draw d is choice ``d % size`` of call number
+``d // size``, for any version and any number of draws that are known already.
 """
 
 from __future__ import annotations
@@ -32,8 +32,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempted:
-    """One try at an item: `formed` if it said something and ended by itself, every version that made a token of it, the seconds that it
-    took, and `grade`, which gives its score in [0, 1] and raises Unavailable if a retry may succeed. `text` is the answer, if it is one.
+    """One try at an item.
+
+    Attributes:
+        formed: it is not empty and ended by itself.
+        policies: every version that generated a token of it.
+        seconds: how long it took.
+        grade: returns its score in [0, 1]; raises Unavailable if a retry may succeed.
+        text: the answer, if there is one text.
 
     Example: ``Attempted(formed=True, policies=(v9,), seconds=0.4, grade=grade, text="return a + b")``
     """
@@ -46,18 +52,18 @@ class Attempted:
 
 
 class TaskSlot(Protocol):
-    """The weights in one slot of the gateway, at work on a suite's items."""
+    """The weights in one slot of the gateway, working on a suite's items."""
 
     async def served(self) -> PolicyVersion | None:
-        """The version in the slot; None if there is none. Raises Unavailable, Unauthorized."""
+        """Return the version in the slot; None if there is none. Raises Unavailable, Unauthorized."""
         ...
 
     def answers_per_call(self, item: Item) -> int:
-        """How many tries at the item one call gives: 1 for a whole rollout."""
+        """Return how many tries at the item one call gives: 1 for a whole rollout."""
         ...
 
     async def tries(self, item: Item, seed: int, count: int) -> Sequence[Attempted]:
-        """`count` tries from one seed. Raises Unavailable if a retry may succeed."""
+        """Return `count` tries from one seed. Raises Unavailable if a retry may succeed."""
         ...
 
 
@@ -65,7 +71,7 @@ class TaskWorld(Protocol):
     """The world that the items' tasks live in."""
 
     def open(self, slot: str) -> AbstractAsyncContextManager[TaskSlot]:
-        """A context that provides what trying the items needs; the model's calls are answered by the weights of `slot`."""
+        """Return a context that provides what trying the items needs; the weights of `slot` answer the model's calls."""
         ...
 
 
@@ -74,7 +80,7 @@ class TaskWorld(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """One call for an item: the call's number, the tries that it gives, and the draws that the last tries are."""
+    """One call for an item: the call's number, the number of tries that it gives, and the draws that the last of these tries are."""
 
     number: int
     tries: int
@@ -82,7 +88,7 @@ class _Block:
 
 
 def item_seed(suite: Suite, item: Item, shift: int = 0, seed: int = 0) -> int:
-    """Seed of a call: a hash of suite, item, `shift` and `seed`. It lies below 2**31 - 2**16: a rollout's later calls count up from it."""
+    """Return the seed of a call: a hash of the arguments below 2**31 - 2**16, as a rollout's later calls count up from it."""
     digest = blake3(f"{suite.hash}\0{item.id}\0{shift}\0{seed}".encode()).digest(length=8)
     return int.from_bytes(digest, "big") % (2**31 - 2**16)
 
@@ -97,12 +103,13 @@ class SuiteRunner:
     async def run(
         self, slot: str, policy: PolicyVersion, draws: range, items: Sequence[Item] | None = None, *, seed: int = 0
     ) -> list[ItemScore]:
-        """Scores of `items` (default: all) for each draw, every token of which was made by `policy`. Another `seed`: fresh draws.
+        """Return the scores of `items` (default: all) for each draw, every token of which was made by `policy`. Another `seed` gives fresh
+        draws.
 
         Raises:
-            Unavailable: the gateway or a sandbox did not answer, or the slot did not come to serve `policy`, in the configured time.
+            Unavailable: the gateway or a sandbox did not answer, or the slot did not serve `policy`, within the configured time.
             Conflict: the slot has moved on to a newer version.
-            BadRequest, BadConfig, Unauthorized: a task cannot be tried or graded, or the gateway's key is another.
+            BadRequest, BadConfig, Unauthorized: a task cannot be tried or graded, or the gateway has another key.
         """
         chosen = self.suite.items if items is None else items
         if len(draws) == 0 or not chosen:
@@ -110,7 +117,7 @@ class SuiteRunner:
         graded: list[ItemScore] = []
         try:
             async with asyncio.timeout(self._config.deadline_s), self._world.open(slot) as tasks:
-                # a wrong version must not cost a whole batch of samples
+                # wait first: a wrong version must not cost a whole batch of samples
                 await wait_for_version(self._config, slot, policy, tasks.served)
                 await self._all(tasks, slot, policy, draws, chosen, seed, graded)
         except TimeoutError as error:
@@ -149,7 +156,7 @@ class SuiteRunner:
             async with places:
                 found = await patiently(self._config, what, lambda: tried(item, block))
             for draw, each in zip(block.draws, found[-len(block.draws) :], strict=True):
-                # a grade that fails is asked for again; other answers would favour those that can be graded
+                # retry a grade that fails: sampling another answer would favour answers that can be graded
                 async with grading:
                     score = await patiently(self._config, f"grading {what}", each.grade, hint="look at its grader")
                 graded.append(_scored(item, draw, each, score))
@@ -164,7 +171,7 @@ class SuiteRunner:
 
 
 def _blocks(draws: range, size: int) -> list[_Block]:
-    """The calls that give these draws; a block wanted from its middle is sampled from its start."""
+    """Return the calls that give these draws. A block that is wanted from its middle is sampled from its start."""
     blocks: list[_Block] = []
     for number in range(draws.start // size, (draws.stop - 1) // size + 1):
         first, stop = number * size, min(draws.stop, (number + 1) * size)
@@ -180,7 +187,7 @@ def _scored(item: Item, draw: int, tried: Attempted, score: float) -> ItemScore:
 
 
 def first_error(errors: BaseExceptionGroup[OstinatoError]) -> OstinatoError:
-    """One error out of a task group's tree: the tasks fail for the same reason, and callers catch by type."""
+    """Return one error of a task group's tree: the tasks fail for the same reason, and callers catch by type."""
     error: BaseException = errors
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -192,11 +199,11 @@ def first_error(errors: BaseExceptionGroup[OstinatoError]) -> OstinatoError:
 
 
 class WrongVersion(Unavailable):
-    """A try was made, in part or whole, by another version than the one under evaluation, or the slot is empty."""
+    """Another version than the one under evaluation generated a try, in part or whole, or the slot is empty."""
 
 
 def check_version(slot: str, policy: PolicyVersion, found: PolicyVersion | None) -> None:
-    """Raise WrongVersion while the slot does not hold `policy` yet, Conflict once it holds another that is newer."""
+    """Raise WrongVersion while the slot does not hold `policy` yet, Conflict once it holds another version that is newer."""
     if found is None or (found.hash != policy.hash and found.number <= policy.number):
         serves = "is not loaded" if found is None else f"serves {found}"
         raise WrongVersion(
@@ -211,7 +218,7 @@ def check_version(slot: str, policy: PolicyVersion, found: PolicyVersion | None)
 async def wait_for_version(
     config: RunnerConfig, slot: str, policy: PolicyVersion, served: Callable[[], Awaitable[PolicyVersion | None]]
 ) -> None:
-    """Wait until the slot holds `policy`. Raises as `check_version` and `patiently`."""
+    """Wait until the slot holds `policy`. Raises as `check_version` and `patiently` do."""
 
     async def check() -> None:
         check_version(slot, policy, await served())
@@ -225,7 +232,7 @@ async def patiently(
     ask: Callable[[], Awaitable[_T]],
     hint: str = "is `ostinato serve` running?",
 ) -> _T:
-    """Call `ask` until it succeeds; other failures and waiting for a version have separate budgets. Raises Unavailable with the hint."""
+    """Call `ask` with retries. Failures and waiting for a version have separate budgets. Raises Unavailable with the hint."""
     policy = RetryPolicy(pause_s=config.retry_pause_s, longest_s=_LONGEST_PAUSE_S, jitter=0.25)
     rng = random.Random()
     failing = Backoff(replace(policy, attempts=config.attempts), rng=rng)
