@@ -12,7 +12,7 @@ import numpy as np
 
 from ostinato.adapt.config import AdaptConfig
 from ostinato.adapt.learner import MOST_DIALS, PersonState, Prior, Regression, names_hash
-from ostinato.adapt.prior import FEWEST, Organisation, Population, flat_prior
+from ostinato.adapt.prior import LEAST_RATERS, Organisation, Population, flat_prior
 from ostinato.adapt.privacy import PrivacyBudget, release_prior, within_year
 from ostinato.adapt.safety import ViolationRules
 from ostinato.adapt.state_fold import FeatureMoments, PlacedLog, StateFold, StateRules, time_of
@@ -28,9 +28,11 @@ _LOG = logging.getLogger(__name__)
 _POLL_S = 1.0  # seconds between two checks for rows that other gateways wrote
 _SAVE_S = 0.25  # seconds between two writes of states
 _REFIT_S = 300.0  # least seconds between two checks whether a prior is due
-_FITTED = 1000  # a fit uses the people of a tenant who rated last, up to this many; more would not improve the mean
-_REFUSED = 32  # rejected bases whose weights are kept for the status; weights of older ones are hardly live
-_SPREAD = 500  # people whose dials `spread` summarises
+_MOST_FITTED = (
+    1000  # a fit uses the people of a tenant who rated last, up to this many; more would not improve the mean
+)
+_MOST_REFUSED = 32  # rejected bases whose weights are kept for the status; weights of older ones are hardly live
+_MOST_SPREAD = 500  # people whose dials `spread` summarises
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 SHOWN_PEOPLE = 20
 """The least number of people for reporting a spread: with fewer, a quantile would be somebody's own value."""
@@ -95,7 +97,10 @@ class PersonAdaptation:
             if self.fold is not None:
                 await self.fold.save()
         except OstinatoError as error:
-            _LOG.warning("People's states were not saved, and are folded on from an earlier place: %s", error)
+            _LOG.warning(
+                "People's states were not saved; the next start folds them again from the last saved position: %s",
+                error,
+            )
 
     @property
     def verified_only(self) -> bool:
@@ -138,7 +143,7 @@ class PersonAdaptation:
             self._heard.set()
         await asyncio.wait((caught_up, *running), return_when=asyncio.FIRST_COMPLETED)
         if not caught_up.done():  # the gateway's log has the reason (`_report`)
-            raise Unavailable("people's states follow the log no longer; restart the gateway")
+            raise Unavailable("people's states no longer follow the log; restart the gateway")
         await caught_up
 
     # ------------------------------------------------------------ following the log
@@ -225,7 +230,7 @@ class PersonAdaptation:
         config, dials = self._config, len(self._names)
         agreed = [tenant for tenant in fold.tenants if self._consent(tenant) is Consent.YES]
         # with a budget, use everybody: who is among the newest thousand depends on other people's ratings
-        most = _FITTED if budget is None else config.most_states
+        most = _MOST_FITTED if budget is None else config.most_states
         if budget is not None:
             await fold.save()
             admitted = budget.admits({tenant: self._cache.count(tenant) for tenant in agreed})
@@ -252,7 +257,9 @@ class PersonAdaptation:
         shared = [await fitted(tenant) for tenant in agreed if self._level(tenant) == "shared"]
         pooled = Population.pool(shared, dials, least=config.prior_people, share=config.prior_share)
         own = {tenant: await fitted(tenant) for tenant in agreed if self._level(tenant) == "own"}
-        levels = {tenant: (each.people, each.prior.mean_D) for tenant, each in own.items() if each.people >= FEWEST}
+        levels = {
+            tenant: (each.people, each.prior.mean_D) for tenant, each in own.items() if each.people >= LEAST_RATERS
+        }
         return replace(pooled, organisations=levels)
 
     def _refuse(self, error: OstinatoError) -> bool:
@@ -282,7 +289,7 @@ class PersonAdaptation:
 
     def _trouble(self, error: OstinatoError) -> None:
         if not self._troubled:
-            _LOG.warning("Answers lean by what was known before, or not at all: %s", error)
+            _LOG.warning("Answers are steered by outdated states, or not at all: %s", error)
         self._troubled = True
 
 
@@ -351,7 +358,7 @@ class DialAdaptation(PersonAdaptation):
         fold, rules = self.fold, self._rules
         if fold is None or rules is None:
             return None
-        newest = [pair for pair in fold.newest(_SPREAD) if not self.held_out(pair[0])]
+        newest = [pair for pair in fold.newest(_MOST_SPREAD) if not self.held_out(pair[0])]
         if len(newest) < SHOWN_PEOPLE:
             return None
         # read on the event loop: a new basis with other dials may come while the thread runs
@@ -427,7 +434,7 @@ class DialAdaptation(PersonAdaptation):
             )
             self.refused.pop(basis.weights, None)
             self.refused[basis.weights] = None
-            if len(self.refused) > _REFUSED:
+            if len(self.refused) > _MOST_REFUSED:
                 del self.refused[next(iter(self.refused))]
             return
         self.refused.pop(basis.weights, None)
@@ -446,7 +453,7 @@ def prior_in_force(newest: DialPrior | None, config: AdaptConfig) -> DialPrior |
 def _report(running: asyncio.Task[None]) -> None:
     """Log why following the log has ended, unless it was stopped."""
     if not running.cancelled() and (error := running.exception()) is not None:
-        _LOG.error("People's states follow the log no longer; restart the gateway.", exc_info=error)
+        _LOG.error("People's states no longer follow the log; restart the gateway.", exc_info=error)
 
 
 # ---------------------------------------------------------------- what a person is shown

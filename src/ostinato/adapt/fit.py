@@ -130,18 +130,18 @@ def fit_basis(
     Raises BadConfig if no attribute can be steered.
     """
     prompts = np.asarray(prompts_N)
-    features_NM = _within(features_NM.astype(np.float64), prompts)
+    features_NM = _centred(features_NM.astype(np.float64), prompts)
     halves = [_Half.of(features_NM, prompts % 2 == parity) for parity in (0, 1)]
     explained: dict[str, float] = {}
     directions: dict[str, NDArray[np.float32]] = {}
     for name, values in measured.items():
-        found_N = _within(np.asarray(values, np.float64)[:, None], prompts)[:, 0]
+        found_N = _centred(np.asarray(values, np.float64)[:, None], prompts)[:, 0]
         deviation = float(found_N.std())
         explained[name] = 0.0
         if not deviation:
             continue
         found_N = np.clip(found_N / deviation, -_OUTLIER, _OUTLIER)
-        units_M, shares = zip(*(_judged(half, features_NM, found_N) for half in halves), strict=True)
+        units_M, shares = zip(*(_fit_half(half, features_NM, found_N) for half in halves), strict=True)
         explained[name] = float(np.mean(shares))
         if min(shares) >= _LEAST_R2:  # with less explained, the unit found in that half is mostly noise
             directions[name] = np.mean(units_M, 0).astype(np.float32)
@@ -171,7 +171,7 @@ class _Half:
         return cls(fitted_N, scale_M, scaled_NM.T @ scaled_NM + _RIDGE * len(scaled_NM) * np.eye(len(scale_M)))
 
 
-def _judged(half: _Half, features_NM: Floats, found_N: Floats) -> tuple[Floats, float]:
+def _fit_half(half: _Half, features_NM: Floats, found_N: Floats) -> tuple[Floats, float]:
     """Fit a direction to one half and test it on the other. Return the direction, scaled so that a unit changes the attribute by 1 there,
     and R^2.
 
@@ -188,7 +188,7 @@ def _judged(half: _Half, features_NM: Floats, found_N: Floats) -> tuple[Floats, 
     return direction_M / slope, slope**2 / spread
 
 
-def _within(values_ND: Floats, prompts_N: NDArray[np.integer]) -> Floats:
+def _centred(values_ND: Floats, prompts_N: NDArray[np.integer]) -> Floats:
     """Return differences from the mean of the answers to the same prompt."""
     count = int(prompts_N.max()) + 1
     sums_PD = np.zeros((count, values_ND.shape[1]))

@@ -47,10 +47,10 @@ _SIGNAL = struct.Struct("<Ie")
 _SIGNALS = 4  # signals about one answer that are kept
 _CRC = 4
 _PRIVATE = 1 << 7  # a flag in the byte of the number of strikes
-_LARGEST = 1000.0  # |feature| is clipped to this
+_FEATURE_LIMIT = 1000.0  # |feature| is clipped to this
 _STEP = 2.0**-16  # predictions are rounded to multiples of this, so that the last bits of a solution decide nothing
-_MIDDLING = 0.5  # assumed rating of an unrated answer with a violation
-_HELD = 0.05  # prior standard deviation of a dial that the person set, in units of the dial
+_UNRATED = 0.5  # assumed rating of an unrated answer with a violation
+_SET_DEVIATION = 0.05  # prior standard deviation of a dial that the person set, in units of the dial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ class Prior:
         for dial, setting in dials.items():
             mean_D[dial] = setting * strength
             covariance_DD[dial, :] = covariance_DD[:, dial] = 0.0
-            covariance_DD[dial, dial] = (_HELD * strength) ** 2
+            covariance_DD[dial, dial] = (_SET_DEVIATION * strength) ** 2
         return Prior(mean_D, covariance_DD)
 
     @cached_property
@@ -353,7 +353,7 @@ class PersonState:
         if signal not in told and len(told) == _SIGNALS:
             return self
         told[signal] = math.nan if reward is None else float(np.float16(reward))
-        features_K = np.clip(np.asarray(features, np.float64), -_LARGEST, _LARGEST).astype(np.float16)
+        features_K = np.clip(np.asarray(features, np.float64), -_FEATURE_LIMIT, _FEATURE_LIMIT).astype(np.float16)
         rated = Rated(place, features_K if known is None else known.features_K, tuple(sorted(told.items())))
         prior = self.prior(prior, regression)
         newest = known is None and at == len(self.recent)
@@ -590,7 +590,7 @@ def _reward(told: Iterable[float]) -> float | None:
             known, ratings, total = True, ratings + 1, total + reward
         elif reward < 0.0:
             known, cost = True, max(cost, -1.0 - reward)
-    return (total / ratings if ratings else _MIDDLING) - cost if known else None
+    return (total / ratings if ratings else _UNRATED) - cost if known else None
 
 
 def _place(rated: Rated) -> int:

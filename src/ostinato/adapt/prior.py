@@ -1,8 +1,8 @@
 """Empirical Bayes: the distribution of people's slopes by random-effects EM, for each organisation and for the whole population. Pure.
 
 Each organisation is fitted by itself, and the population is their weighted mixture. One organisation's ratings therefore move another's
-prior at most by its share of the weight, which is capped, and no organisation's mean lies further out than `REACH` standard deviations of
-the flat prior. So an organisation of invented people has a bounded effect on the others, whatever they rate.
+prior at most by its share of the weight, which is capped, and no organisation's mean lies further out than `MOST_DEVIATIONS` standard
+deviations of the flat prior. So an organisation of invented people has a bounded effect on the others, whatever they rate.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import numpy as np
 from ostinato.adapt.learner import Evidence, Floats, Prior
 from ostinato.core.steering import DialPrior
 
-REACH = 4.0
+MOST_DEVIATIONS = 4.0
 """The largest distance of a fitted mean, of people or of a person, from the fit's initial prior, in standard deviations of that prior."""
-FEWEST = 5
+LEAST_RATERS = 5
 """The least number of raters for an organisation's own level: with fewer, its mean would reveal something about each of them."""
 _PASSES = 40
-_SHRINK = 20  # number of people at which an organisation's own mean weighs as much as the population's
-_WIDTH = 0.003  # prior variance of a slope before anything is known
+_PSEUDO_PEOPLE = 20  # number of people at which an organisation's own mean weighs as much as the population's
+_SLOPE_VARIANCE = 0.003  # prior variance of a slope before anything is known
 _CAP_PASSES = 200  # iterations for the cap on a share, which converge geometrically
 
 
-def flat_prior(dials: int, *, variance: float = _WIDTH) -> Prior:
+def flat_prior(dials: int, *, variance: float = _SLOPE_VARIANCE) -> Prior:
     """Return the prior of a population of which nothing is known: no slope is likelier up than down."""
     return Prior.of(np.zeros(dials), variance * np.eye(dials))
 
@@ -49,7 +49,7 @@ def fit_prior(people: Sequence[Evidence], start: Prior, *, passes: int = _PASSES
         return start
     precision_NDD = np.stack([person.precision_DD for person in told]).astype(np.float64)
     shift_ND = np.stack([person.shift_D for person in told]).astype(np.float64)
-    reach_D = REACH * np.sqrt(np.diag(start.covariance_DD))
+    reach_D = MOST_DEVIATIONS * np.sqrt(np.diag(start.covariance_DD))
     low_D, high_D = start.mean_D - reach_D, start.mean_D + reach_D
     prior, pull, one_DD = start, len(start.mean_D) + 1, np.eye(len(start.mean_D))
     for _ in range(passes):
@@ -117,7 +117,7 @@ class Population:
         weight_T = weight_T / weight_T.sum()
         means_TD = np.stack([each.prior.mean_D for each in told])
         mean_D = (weight_T[:, None] * means_TD).sum(0)
-        known_T = np.array([_known(each.people) for each in told])
+        known_T = np.array([_own_weight(each.people) for each in told])
         apart_TD = (np.sqrt(weight_T) * known_T)[:, None] * (means_TD - mean_D)
         within_DD = sum(
             (weight * each.prior.covariance_DD for weight, each in zip(weight_T, told, strict=True)),
@@ -145,8 +145,8 @@ class Population:
         """
         return {
             tenant: Prior(
-                self.mean_D + _known(people) * (mean_D - self.mean_D),
-                self.within_DD + (1.0 - _known(people)) * self.between_DD,
+                self.mean_D + _own_weight(people) * (mean_D - self.mean_D),
+                self.within_DD + (1.0 - _own_weight(people)) * self.between_DD,
             )
             for tenant, (people, mean_D) in self.organisations.items()
         }
@@ -196,9 +196,9 @@ class Population:
         return found
 
 
-def _known(people: int) -> float:
+def _own_weight(people: int) -> float:
     """Return the weight of an organisation's own mean."""
-    return people / (people + _SHRINK)
+    return people / (people + _PSEUDO_PEOPLE)
 
 
 def _capped(people_T: Floats, least: float, share: float) -> Floats:

@@ -33,8 +33,8 @@ _secure = SystemRandom()
 _COUNT = GRID // 4  # what a person adds to the count
 _SECOND = math.sqrt(15) / 4 * GRID  # the largest norm of the second moments: GRID^2 + _SECOND^2 + _COUNT^2 = 2 GRID^2
 _SENSITIVITY = math.sqrt(2) * GRID
-_WIDE = 0.1  # variance of the wide prior with which a person's own slopes are estimated
-_RATINGS = 2  # least ratings per estimated number for a person to count
+_WIDE_VARIANCE = 0.1  # variance of the wide prior with which a person's own slopes are estimated
+_LEAST_RATINGS = 2  # least ratings per estimated number for a person to count
 _LEAST, _MOST = 2e-4, 0.03  # the range to which the variance of a slope between people is clipped
 _TAIL_BITS = 160  # bits of the uniform number that decides how far out in the tail a draw lies
 _SAFETY = 1 - 2.0**-40  # a margin larger than the rounding error of a norm in float64
@@ -202,9 +202,9 @@ def contribution(person: Evidence, clip: float) -> Grid:
     """
     dials = len(person.shift_D) - 1
     none = np.zeros(dials + dials * (dials + 1) // 2 + 1, np.int64)
-    wide = flat_prior(dials, variance=_WIDE)
+    wide = flat_prior(dials, variance=_WIDE_VARIANCE)
     precision_DD = wide.precision_DD + person.precision_DD
-    if person.ratings < _RATINGS * (dials + 1) or not np.isfinite(precision_DD).all():
+    if person.ratings < _LEAST_RATINGS * (dials + 1) or not np.isfinite(precision_DD).all():
         return none
     covariance_DD = np.linalg.inv(precision_DD)
     slopes_K = (covariance_DD @ (wide.shift_D + person.shift_D))[:dials]

@@ -21,15 +21,15 @@ from ostinato.adapt.learner import Floats, PersonPosterior, Prior
 from ostinato.core.steering import CLIP, Basis
 
 _SMOKE_TOKENS = 40  # an answer that refuses has done so by then
-_FARTHEST = 1e6  # a slope beyond any ratings, so that the dial goes as far as the cap's estimate allows
+_LARGE_SLOPE = 1e6  # a slope beyond any ratings, so that the dial goes as far as the cap's estimate allows
 _ALL_WAYS = 4  # most dials for which every combination of up and down is tried
-_WIDER = 2.0  # standard deviation of drawn people, in multiples of the prior's
-_KEPT = 0.999  # decay factor of both groups' counts per answer
+_DRAWN_WIDTH = 2.0  # standard deviation of drawn people, in multiples of the prior's
+_DECAY = 0.999  # decay factor of both groups' counts per answer
 _LEAST = 20.0  # least answers of each group for comparing them
 _EVERY = 16  # steerable answers between two steps of the multiplier
 _FLAGGED = 200  # answers with violations whose signals are kept, so that each counts once and may be retracted
-_EACH = 8.0  # answers of one person that count in full in their group's rate, or ...
-_SHARE = 0.05  # ... this share of the group's, if that is more
+_FULL_ANSWERS = 8.0  # answers of one person that count in full in their group's rate, or ...
+_FULL_SHARE = 0.05  # ... this share of the group's, if that is more
 _CAP_PASSES = 50
 # people of a tenant with counts of their own: everybody with 8 of the last thousand answers is among them
 _BUSIEST = 128
@@ -112,7 +112,9 @@ def joint_corners(basis: Basis, reach: DialReach) -> list[Corner]:
     moves_K = np.diag(reach.fisher_KK) > 0.0
     for signs_K in joint_signs(len(basis.names)):
         together_K = signs_K * farthest_K
-        dials_K = np.array(reach.dials(together_K * moves_K * _FARTHEST)) if moves_K.any() else np.zeros(len(moves_K))
+        dials_K = (
+            np.array(reach.dials(together_K * moves_K * _LARGE_SLOPE)) if moves_K.any() else np.zeros(len(moves_K))
+        )
         dials = tuple(np.where(moves_K, dials_K, together_K).astype(np.float32).tolist())
         name = " ".join(f"{'+' if sign > 0 else '-'}{dial}" for sign, dial in zip(signs_K, basis.names, strict=True))
         found.append(Corner(name=name, dials=dials, together=True))
@@ -140,7 +142,7 @@ def _farthest(basis: Basis, reach: DialReach) -> Floats:
     for number in range(len(found_K)):
         if reach.fisher_KK[number, number] > 0.0:
             slopes_K = np.zeros(len(found_K))
-            slopes_K[number] = _FARTHEST
+            slopes_K[number] = _LARGE_SLOPE
             found_K[number] = reach.dials(slopes_K)[number]
         else:
             found_K[number] = CLIP / (float(np.abs(basis.directions_KM[number]).max()) or 1.0)
@@ -151,7 +153,7 @@ def drawn_corners(reach: DialReach, prior: Prior, count: int, seed: int) -> list
     """Draw people from the prior at twice its width. The same seed gives the same people."""
     rng = np.random.default_rng(seed)
     root_DD = np.linalg.cholesky(prior.covariance_DD)
-    slopes_NK = (prior.mean_D + _WIDER * rng.standard_normal((count, len(prior.mean_D))) @ root_DD.T)[:, :-1]
+    slopes_NK = (prior.mean_D + _DRAWN_WIDTH * rng.standard_normal((count, len(prior.mean_D))) @ root_DD.T)[:, :-1]
     return [Corner(name=f"drawn person {number}", dials=reach.dials(each)) for number, each in enumerate(slopes_NK, 1)]
 
 
@@ -306,12 +308,12 @@ class ViolationConstraint:
     def answer(self, person: str, *, leans: bool) -> None:
         """Count an answer."""
         self._count += 1
-        self._answers = [_KEPT * each for each in self._answers]
-        self._violations = [_KEPT * each for each in self._violations]
+        self._answers = [_DECAY * each for each in self._answers]
+        self._violations = [_DECAY * each for each in self._violations]
         self._answers[leans] += 1.0
         if person not in self._busy and len(self._busy) >= _BUSIEST:
             least = min(
-                self._busy, key=lambda each: self._busy[each].answers * _KEPT ** (self._count - self._busy[each].at)
+                self._busy, key=lambda each: self._busy[each].answers * _DECAY ** (self._count - self._busy[each].at)
             )
             unsure = round(self._now(least, leans).answers, 3)
             del self._busy[least]
@@ -359,20 +361,20 @@ class ViolationConstraint:
     def _weighed(self, leans: bool) -> tuple[float, float]:
         """Return a group's answers and violations, with busy people weighed down."""
         whole, busy = self._answers[leans], [self._now(each, leans) for each in self._busy]
-        told = [each for each in busy if each.leans == leans and each.sure > _EACH]
+        told = [each for each in busy if each.leans == leans and each.sure > _FULL_ANSWERS]
         answers = whole
         for _ in range(_CAP_PASSES):
-            most = max(_EACH, _SHARE * answers)
+            most = max(_FULL_ANSWERS, _FULL_SHARE * answers)
             before, answers = answers, whole - sum(max(0.0, each.sure - most) for each in told)
             if answers == before:
                 break
-        most = max(_EACH, _SHARE * answers)
+        most = max(_FULL_ANSWERS, _FULL_SHARE * answers)
         over = sum(each.violations * max(0.0, 1.0 - most / each.sure) for each in told)
         return answers, max(0.0, self._violations[leans] - over)
 
     def _now(self, person: str, leans: bool) -> _Busy:
         known = self._busy.get(person, _Busy(leans, 0.0, 0.0, self._count))
-        kept = _KEPT ** (self._count - known.at)
+        kept = _DECAY ** (self._count - known.at)
         return _Busy(known.leans, kept * known.answers, kept * known.violations, self._count, kept * known.unsure)
 
     def _add(self, person: str, leans: bool, *, answers: float = 0.0, violations: float = 0.0) -> None:

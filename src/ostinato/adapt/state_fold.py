@@ -44,9 +44,9 @@ _ANSWERS = 50_000  # answers whose features are in memory
 # signals that come before their turn: most in all, seconds kept, most per turn
 _EARLY, _EARLY_S, _EARLY_EACH = 10_000, 3600.0, 8
 # pseudo-answers that the moments begin with, and their number of tokens; their features have variance 1
-_MADE_UP, _MADE_UP_TOKENS = 20.0, 20.0
-_KEPT = 0.999  # decay factor of the moments per answer
-_LARGEST = 1000.0  # |feature| is clipped to this
+_PSEUDO_ANSWERS, _PSEUDO_TOKENS = 20.0, 20.0
+_DECAY = 0.999  # decay factor of the moments per answer
+_FEATURE_LIMIT = 1000.0  # |feature| is clipped to this
 _CHOICES = 1 << 12  # number of choices of one call that have distinct places
 
 _VIOLATED = 0.5  # least value of a signal that reports a violation
@@ -127,8 +127,8 @@ class FeatureMoments:
     """Moments of answers' features: their mean outer product and the mean number of steered tokens, over about the last thousand."""
 
     def __init__(self, dials: int) -> None:
-        self._weight, self._tokens = _MADE_UP, _MADE_UP * _MADE_UP_TOKENS
-        self._outer_KK: Floats = _MADE_UP * np.eye(dials)
+        self._weight, self._tokens = _PSEUDO_ANSWERS, _PSEUDO_ANSWERS * _PSEUDO_TOKENS
+        self._outer_KK: Floats = _PSEUDO_ANSWERS * np.eye(dials)
 
     @property
     def fisher_KK(self) -> Floats:
@@ -142,10 +142,10 @@ class FeatureMoments:
 
     def add(self, features: Sequence[float], tokens: int) -> None:
         """Add an answer."""
-        row_K = np.clip(np.asarray(features, np.float64), -_LARGEST, _LARGEST)
-        self._weight = _KEPT * self._weight + 1.0
-        self._tokens = _KEPT * self._tokens + tokens
-        self._outer_KK = _KEPT * self._outer_KK + np.outer(row_K, row_K)
+        row_K = np.clip(np.asarray(features, np.float64), -_FEATURE_LIMIT, _FEATURE_LIMIT)
+        self._weight = _DECAY * self._weight + 1.0
+        self._tokens = _DECAY * self._tokens + tokens
+        self._outer_KK = _DECAY * self._outer_KK + np.outer(row_K, row_K)
 
     def state(self) -> list[Any]:
         """Return the whole state as JSON types."""
@@ -207,7 +207,7 @@ class StateFold:
         self.cursor, note = await asyncio.to_thread(self._cache.begin, self._rules.hash, older)
         state: dict[str, Any] = json.loads(note) if note else {}
         if self.cursor and not await self._continues(state.get("last", [])):
-            _LOG.warning("People's states were made from another log, or a newer copy of it; they are made again.")
+            _LOG.warning("People's states were made from another log, or a newer copy of it; they are folded again.")
             await asyncio.to_thread(self._cache.begin, "")
             self.cursor, note = await asyncio.to_thread(self._cache.begin, self._rules.hash)
             state = {}
@@ -224,7 +224,7 @@ class StateFold:
         # the log keeps these rows for ever; they are not in the cache, whose note must name nobody
         async for seq, row in self._log.read(0, {ConsentGiven, DialPrior}):
             if seq <= self.cursor and isinstance(row, ConsentGiven):
-                self._note_choice(row)  # the cache dropped the state when it came to a refusal
+                self._note_consent(row)  # the cache dropped the state when it came to a refusal
             elif seq <= self.cursor and isinstance(row, DialPrior):
                 self._take_prior(row)
 
@@ -249,7 +249,7 @@ class StateFold:
                 elif isinstance(row, Signal):
                     await self._take_signal(seq, row)
                 elif isinstance(row, ConsentGiven):
-                    self._take_choice(seq, row)
+                    self._take_consent(seq, row)
                 elif isinstance(row, DialSet):
                     self._take_dials(seq, row)
                 elif isinstance(row, DialPrior):
@@ -358,7 +358,7 @@ class StateFold:
 
     # ------------------------------------------------------------ rows
 
-    def _take_choice(self, seq: Cursor, choice: ConsentGiven) -> None:
+    def _take_consent(self, seq: Cursor, choice: ConsentGiven) -> None:
         """Drop the state of a person who no longer allows dials; if they allow them again, they start over.
 
         What was reported about their answers stays, as otherwise anybody could erase a strike by withdrawing consent for a moment.
@@ -366,7 +366,7 @@ class StateFold:
         person = choice.person
         refused = person in self._refusing
         state = None if refused else self.state(person)
-        self._note_choice(choice)
+        self._note_consent(choice)
         if person not in self._refusing or refused:
             return
         kept = None if state is None else state.barred()
@@ -377,7 +377,7 @@ class StateFold:
         else:
             self._put(person, self._cache.key(person), replace(kept, cursor=seq))
 
-    def _note_choice(self, choice: ConsentGiven) -> None:
+    def _note_consent(self, choice: ConsentGiven) -> None:
         (self._private.add if choice.level is Consent.ADAPT else self._private.discard)(choice.person)
         allows = choice.level in (Consent.ADAPT, Consent.YES)
         (self._refusing.discard if allows else self._refusing.add)(choice.person)
@@ -450,7 +450,7 @@ class StateFold:
             if state is not None:
                 self._put(answer.person, answer.key, state.spend(turn.steered.kl))
         for signal, reward in early:
-            self._hear(seq, answer, turn.id, signal, reward)
+            self._apply_signal(seq, answer, turn.id, signal, reward)
 
     async def _take_signal(self, seq: Cursor, signal: Signal) -> None:
         self._early.advance(signal.received_at)
@@ -465,9 +465,9 @@ class StateFold:
             return
         answer = self._answers[signal.turn]
         if answer is not None and answer.person[0] == signal.tenant:
-            self._hear(seq, answer, signal.turn, *told)
+            self._apply_signal(seq, answer, signal.turn, *told)
 
-    def _hear(self, seq: Cursor, answer: _Answer, turn: str, signal: int, reward: float | None) -> None:
+    def _apply_signal(self, seq: Cursor, answer: _Answer, turn: str, signal: int, reward: float | None) -> None:
         """Apply a signal about a known answer."""
         rates = reward is not None and reward >= 0.0
         if answer.leans is not None and not rates:
@@ -546,7 +546,7 @@ class StateFold:
                 return None
             state = self._unpacked(packed)
         except Corrupt as error:
-            _LOG.warning("A person's state cannot be read, and begins anew: %s", error)
+            _LOG.warning("A person's state cannot be read; the person starts over: %s", error)
             return None
         if state.names != self._names:
             return None

@@ -39,10 +39,10 @@ ALARM = "style:"
 UNSAFE = "unsafe_style:"
 """Prefix of the names of alarms that withdraw an approval until a later safety check clears them."""
 # the value of an arm's feature: the flat prior's slopes have a standard deviation of 0.055, so an arm's effect has one of 0.14
-_EFFECT = 2.5
+_ARM_FEATURE = 2.5
 _NODES = 2048
 _DEVIATIONS = 1.96  # half width of a 95% interval in standard deviations
-_ROUNDING = 1e-12
+_JITTER = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +133,7 @@ def thompson_odds(mean_A: Floats, covariance_AA: Floats, floor: float) -> Floats
     Raises numpy.linalg.LinAlgError for a covariance that is not positive definite.
     """
     size = len(mean_A)
-    root_AA = np.linalg.cholesky(covariance_AA + _ROUNDING * np.eye(size))
+    root_AA = np.linalg.cholesky(covariance_AA + _JITTER * np.eye(size))
     best_N = np.argmax(mean_A + _normal_nodes(size) @ root_AA.T, axis=1)
     return floor + (1.0 - size * floor) * np.bincount(best_N, minlength=size) / _NODES
 
@@ -159,7 +159,7 @@ class StyleFold(StateFold):
         allowed = turn.consent in (Consent.ADAPT, Consent.YES) and turn.tenant not in rules.without
         if style is None or not allowed or style.arm not in rules.names:
             return None
-        return tuple(_EFFECT * (name == style.arm) for name in rules.names)
+        return tuple(_ARM_FEATURE * (name == style.arm) for name in rules.names)
 
 
 class StyleAdaptation(PersonAdaptation):
@@ -245,8 +245,8 @@ class StyleAdaptation(PersonAdaptation):
             return {held if held in arms else NO_STYLE: 1.0}
         posterior = self._posterior(state, person, rules)
         places = [rules.names.index(arm) for arm in arms]
-        mean_A = _EFFECT * posterior.mean_D[places]
-        covariance_AA = _EFFECT**2 * posterior.covariance_DD[np.ix_(places, places)]
+        mean_A = _ARM_FEATURE * posterior.mean_D[places]
+        covariance_AA = _ARM_FEATURE**2 * posterior.covariance_DD[np.ix_(places, places)]
         odds_A = thompson_odds(mean_A, covariance_AA, self._config.styles.floor)
         return {arm: float(chance) for arm, chance in zip(arms, odds_A, strict=True)}
 
@@ -275,10 +275,10 @@ class StyleAdaptation(PersonAdaptation):
         told, names = self._posterior(state, person, rules), {arm: name for name, arm in self.arms.items()}
         styles: list[StyleView] = []
         for number, arm in enumerate(rules.names):
-            more = _EFFECT * float(told.mean_D[number] - told.mean_D[0])
+            more = _ARM_FEATURE * float(told.mean_D[number] - told.mean_D[0])
             covariance_DD = told.covariance_DD
             spread = covariance_DD[number, number] + covariance_DD[0, 0] - 2.0 * covariance_DD[number, 0]
-            wide = _DEVIATIONS * _EFFECT * float(np.sqrt(max(0.0, spread)))
+            wide = _DEVIATIONS * _ARM_FEATURE * float(np.sqrt(max(0.0, spread)))
             chance = odds.get(arm, 0.0) if arm in arms else None
             styles.append(StyleView(name=names[arm], value=more, low=more - wide, high=more + wide, chance=chance))
         held = _held(state, rules)
