@@ -57,11 +57,11 @@ def live_minus_control(rated: Iterable[Rated], before: Iterable[Rated] = ()) -> 
     expected = _expected_by_prompt(before)
     live, control = ([pair for pair in compared if pair[0].arm is arm] for arm in (Arm.LIVE, Arm.CONTROL))
     accepted = [tally_of((turn.person, reward.value > 0) for turn, reward in side) for side in (live, control)]
-    left = [
+    adjusted = [
         tally_of((turn.person, (reward.value > 0) - expected(turn)) for turn, reward in side)
         for side in (live, control)
     ]
-    return _difference(left[0], left[1], raw=(accepted[0], accepted[1]))
+    return _difference(adjusted[0], adjusted[1], raw=(accepted[0], accepted[1]))
 
 
 def _expected_by_prompt(before: Iterable[Rated]) -> Callable[[Turn], float]:

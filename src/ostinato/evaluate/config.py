@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, model_validator
 
 _DAY = 86_400.0
-_A_WEEK = 8.0
+_DAILY_SHARES = 8.0
 """The number of daily shares that a week's alpha is divided into: seven days, and the one before the week."""
 
 
@@ -160,7 +160,9 @@ class GateConfig(BaseModel, frozen=True, extra="forbid"):
 
         With 'auto' it is that of a candidate that comes after a day or more; `after` gives the settings for one that comes sooner.
         """
-        return self.alpha_at(draws) / (_A_WEEK if self.candidates_per_week == "auto" else self.candidates_per_week)
+        return self.alpha_at(draws) / (
+            _DAILY_SHARES if self.candidates_per_week == "auto" else self.candidates_per_week
+        )
 
     def after(self, since_s: float | None) -> GateConfig:
         """Return the settings for a candidate that comes `since_s` seconds after another was looked at; None: none was.
@@ -169,7 +171,7 @@ class GateConfig(BaseModel, frozen=True, extra="forbid"):
         """
         if self.candidates_per_week != "auto" or since_s is None:
             return self
-        return self.model_copy(update={"candidates_per_week": _A_WEEK * _DAY / min(max(since_s, 1.0), _DAY)})
+        return self.model_copy(update={"candidates_per_week": _DAILY_SHARES * _DAY / min(max(since_s, 1.0), _DAY)})
 
     def schedule(self) -> tuple[int, ...]:
         """Return the draw counts at which the gate looks: doubling from `first_draws` and ending at `max_draws`.

@@ -32,7 +32,7 @@ Scores = dict[tuple[str, int], ItemScore]
 
 SHARED_ROUNDS = 10
 """The number of rounds that share a version's draws. Then it is sampled anew, so that neither luck nor a judge's error lasts."""
-SURE = 0.998
+SHARPENING_CONFIDENCE = 0.998
 """Confidence of each interval of a sharpening: of a thousand candidates that lost nothing against an incumbent, at most one is reported
 as a loss against it."""
 
@@ -92,7 +92,9 @@ class Evaluation:
             self._begin(candidate, against)
         chosen = {runner.suite.name: self._select(runner.suite) for runner in (*self._runners, *self._aside)}
         slots = self._slots(candidate, against)
-        draws = self._gate.next_draws(min(self._held(runner.suite, hash) for runner in self._runners for hash in slots))
+        draws = self._gate.next_draws(
+            min(self._known_draws(runner.suite, hash) for runner in self._runners for hash in slots)
+        )
         own = {candidate.hash, against.live.hash}
         if against.best is not None and not self._gate.share_draws:
             own.add(against.best.hash)
@@ -184,7 +186,7 @@ class Evaluation:
     async def _draw(
         self, runner: Runner, slot: str, policy: PolicyVersion, draws: int, items: Sequence[Item]
     ) -> None:  # fmt: skip
-        held = self._held(runner.suite, policy.hash)
+        held = self._known_draws(runner.suite, policy.hash)
         if held < draws:
             seed = seed_of(runner.suite, *self._judged)
             found = await runner.run(slot, policy, range(held, draws), items, seed=seed)
@@ -199,7 +201,7 @@ class Evaluation:
             self._period, self._shared = period, {}
         suite = runner.suite
         shared = self._shared.setdefault((_key(suite), policy.hash), {})
-        wanted = range(self._held(suite, policy.hash), draws)
+        wanted = range(self._known_draws(suite, policy.hash), draws)
         if lacking := [item for item in items if any((item.id, draw) not in shared for draw in wanted)]:
             seed = seed_of(suite, f"shared {policy.hash}", period)
             shared.update(_by_draw(await runner.run(slot, policy, wanted, lacking, seed=seed)))
@@ -210,7 +212,7 @@ class Evaluation:
         for score in scores:
             known.setdefault((score.item, score.draw), score)
 
-    def _held(self, suite: Suite, policy_hash: str) -> int:
+    def _known_draws(self, suite: Suite, policy_hash: str) -> int:
         """Return the number of known draws of a version; every item of the round has as many."""
         return 1 + max((draw for _, draw in self._drawn.get((_key(suite), policy_hash), {})), default=-1)
 
@@ -236,13 +238,15 @@ class Evaluation:
         suite = self._runners[0].suite
         scores = self._first(suite, candidate, draws)
         found = (
-            sharpening(scores, self._first(suite, policy, draws), draws, SURE, against=name, policy=policy)
+            sharpening(
+                scores, self._first(suite, policy, draws), draws, SHARPENING_CONFIDENCE, against=name, policy=policy
+            )
             for name, policy in against.named().items()
         )
         return {
             "pass_rates": pass_rates(scores, draws),
             "sharpening": tuple(each for each in found if each is not None),
-            "diversity": answer_diversity(scores, self._first(suite, against.anchor, draws), SURE),
+            "diversity": answer_diversity(scores, self._first(suite, against.anchor, draws), SHARPENING_CONFIDENCE),
             "draw_spread": draw_spread(self._first(suite, against.anchor, draws)),
         }
 
@@ -297,7 +301,7 @@ class StepCheck:
         found = _by_draw(await self._first.run(self._slot, step, range(1), items, seed=seed))
         if self._live[0] != live.hash:  # items and seeds are the same for every step compared with one live version
             self._live = live.hash, _by_draw(await self._first.run("live", live, range(1), items, seed=seed))
-        if why := _broken(found, self._live[1]):
+        if why := _smoke_failure(found, self._live[1]):
             return why
         for name in dict.fromkeys(bar.suite or suite.name for bar in self._bars):
             scores = await self._bar_scores(self._barred[name], step)
@@ -323,7 +327,7 @@ def _by_draw(scores: Iterable[ItemScore]) -> Scores:
     return {(score.item, score.draw): score for score in scores}
 
 
-def _broken(step: Scores, live: Scores) -> str:
+def _smoke_failure(step: Scores, live: Scores) -> str:
     """Describe how a step fails where live, on the same items and seeds, does well; "" if that may be chance."""
     pairs = [(found, live[key]) for key, found in step.items() if key in live]
     gains = {

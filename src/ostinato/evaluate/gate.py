@@ -94,10 +94,10 @@ def check_margins(suite: str, items: int, gate: GateConfig, measured: float | No
 
 
 def _spreads(gate: GateConfig, measured: float | None) -> str:
-    said = f"assumed: a version's effect on an item varies by {gate.item_spread:g}"
+    assumed = f"assumed: a version's effect on an item varies by {gate.item_spread:g}"
     if measured is not None:
-        return f"measured: a draw varies by {measured:.3g}; {said}"
-    return f"{said} and a draw by {gate.draw_spread:g}; evaluate.gate.item_spread and draw_spread say so"
+        return f"measured: a draw varies by {measured:.3g}; {assumed}"
+    return f"{assumed} and a draw by {gate.draw_spread:g}; evaluate.gate.item_spread and draw_spread say so"
 
 
 def check_bars(bars: Sequence[tuple[BarConfig, str, int]]) -> None:
@@ -213,7 +213,7 @@ def decide(paired: Sequence[Paired], bars: Sequence[BarResult], config: GateConf
     weighed = weigh([(pair, spread_of(pair.differences_I)) for pair in paired], bars, config)
     comparisons = weighed.comparisons
     against_live = next(found for found in comparisons if found.against is Incumbent.LIVE)
-    chance = min(_chance(found, config) for found in comparisons if found.margin is not None)
+    chance = min(_power(found, config) for found in comparisons if found.margin is not None)
     smallest = _smallest(comparisons, config)
     first = next(pair for pair in paired if pair.against is Incumbent.LIVE)
     return Report(
@@ -231,7 +231,7 @@ def decide(paired: Sequence[Paired], bars: Sequence[BarResult], config: GateConf
         margin=config.margin,
         power=chance,
         verdict=weighed.verdict,
-        reason=f"{weighed.why}{_told(comparisons, match.incumbents, first, chance, smallest, config)}",
+        reason=f"{weighed.why}{_details(comparisons, match.incumbents, first, chance, smallest, config)}",
         comparisons=comparisons,
         bars=tuple(bars),
         better=weighed.better,
@@ -314,7 +314,7 @@ def _level(found: Comparison, config: GateConfig) -> float:
     return at(found.draws)
 
 
-def _chance(found: Comparison, config: GateConfig) -> float:
+def _power(found: Comparison, config: GateConfig) -> float:
     """Return the probability that an equally good candidate would have passed this comparison, at the spread seen here."""
     assert found.margin is not None
     return power(found.items, found.error**2 * found.items, found.margin, alpha=_level(found, config))
@@ -326,7 +326,7 @@ def _smallest(comparisons: Sequence[Comparison], config: GateConfig) -> float:
     return max((smallest_margin(found.error, _level(found, config)) for found in total), default=1.0)
 
 
-def _told(
+def _details(
     comparisons: Sequence[Comparison], incumbents: Incumbents, first: Paired, chance: float, smallest: float, config: GateConfig
 ) -> str:  # fmt: skip
     several = len({found.suite for found in comparisons}) > 1

@@ -81,7 +81,7 @@ def sharpening(
     )
 
 
-_A_THIRD = 1.0 / 3.0
+_TOLERATED_FALL = 1.0 / 3.0
 
 
 def answer_diversity(
@@ -97,7 +97,7 @@ def answer_diversity(
     if len(shared) < LEAST_ITEMS:
         return None
     later, earlier = ([side[item] for item in shared] for side in sides)
-    excess = [own[0] - (1.0 - _A_THIRD) * other[0] for own, other in zip(later, earlier, strict=True)]
+    excess = [own[0] - (1.0 - _TOLERATED_FALL) * other[0] for own, other in zip(later, earlier, strict=True)]
     return AnswerDiversity(
         draws=min(draws for _, draws in (*later, *earlier)),
         candidate=math.fsum(rate for rate, _ in later) / len(shared),
