@@ -11,7 +11,7 @@ from ostinato.core.records import PolicyVersion, ReleaseEvent
 from ostinato.release.ledger import Proposal, ReleaseLedger
 from ostinato.release.moves import Moves
 
-_LOOKS, _PAUSE_S = 50, 0.1
+_CHECKS, _PAUSE_S = 50, 0.1
 
 
 class Approvals:
@@ -68,7 +68,7 @@ class Approvals:
 
         A candidate that is no longer in the store is blocked, as it would keep others from being evaluated. Raises Conflict.
         """
-        reason, detail = told(proposal)
+        reason, detail = approval_line(proposal)
         try:
             return await self._moves.ship(proposal.candidate, proposal.against, reason, detail)
         except NotFound as error:
@@ -81,7 +81,7 @@ class Approvals:
 
     async def _settled(self, proposal: Proposal) -> None:
         """Wait for the process that moved live to write its ledger line, which follows the move."""
-        for _ in range(_LOOKS):
+        for _ in range(_CHECKS):
             await self._ledger.refresh()
             if not self._still(proposal):
                 return
@@ -98,6 +98,6 @@ class Approvals:
         return proposal
 
 
-def told(proposal: Proposal) -> tuple[str, dict[str, Any]]:
+def approval_line(proposal: Proposal) -> tuple[str, dict[str, Any]]:
     """Return reason and detail of the ledger line of an approved candidate that goes live."""
     return f"approved: {proposal.why}; {proposal.reason}", {"actor": proposal.actor}

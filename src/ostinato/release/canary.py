@@ -62,11 +62,11 @@ class RunningTrial:
         self._past = Past(self._metrics)
         self._record: TrialRecord | None = None
         self._trial: Trial | None = None
-        self._upto = self._forgot = -math.inf
+        self._added_until = self._forgot = -math.inf
         self._people: dict[Person, int] = {}
         self._expected = ExpectedMetrics(people={}, usual_M=())
         self._tenants: frozenset[str] = frozenset()
-        self._answering = self._owed = False
+        self._serving = self._decision_due = False
         self._retention, self._day = Retention(0.0), 0
         self._thresholds: dict[str, float | None] = {}
         self.missed = 0
@@ -90,7 +90,7 @@ class RunningTrial:
                 f"the trial of {record.candidate} began {ahead:.1f} hours from now: the clock was ahead; nothing is judged until then; "
                 "end it with `ostinato ship` or `ostinato rollback`"
             )
-        if self._upto > now + self._config.slot_s:
+        if self._added_until > now + self._config.slot_s:
             logger.warning("the clock was ahead: the trial of %s is read again from its start", record.candidate)
             self._record, self._reactions, self._past = None, None, Past(self._metrics)
         if self._record is None or (self._record.salt, self._record.began) != (record.salt, record.began):
@@ -100,18 +100,18 @@ class RunningTrial:
         self._trial.better_s, self._trial.retested = record.better_s, record.retested
         while (end := self._next_end(record)) + self._outcomes.maturity_s <= now:
             # read no further than the slot needs, so that catching up on a whole trial needs no more memory than following it
-            await self._read(end + self._outcomes.maturity_s, self._upto, now)
+            await self._read(end + self._outcomes.maturity_s, self._added_until, now)
             self._add(record, end)
-            self._upto, self._owed = end, True
-        if not self._owed:
+            self._added_until, self._decision_due = end, True
+        if not self._decision_due:
             return None
         self._trial.share, self._trial.shipped = record.shares[-1][1], record.shipped
         self._trial.require = record.require
-        return self._trial.look(self._upto - record.began)
+        return self._trial.look(self._added_until - record.began)
 
     def acted(self) -> None:
         """Note that the last decision was carried out. Until then `look` repeats it, so that a failure does not delay it by a slot."""
-        self._owed = False
+        self._decision_due = False
 
     async def _begin(self, record: TrialRecord, after: Cursor, now: float) -> None:
         """Begin a trial. Users' expected outcomes are estimated from the turns before it."""
@@ -128,7 +128,7 @@ class RunningTrial:
         self._expected = self._past.expected()
         self._tenants = frozenset(self._past.tenants(self._config.tenant_people))
         self._thresholds = {}
-        self._people, self._upto, self._answering, self._owed = {}, record.began, False, False
+        self._people, self._added_until, self._serving, self._decision_due = {}, record.began, False, False
         self._retention, self._day = Retention(record.began), 0
         self._trial = Trial(self._config, active=self._active(record.began), metrics=self._metrics, plan=record.plan)
 
@@ -164,11 +164,11 @@ class RunningTrial:
 
     def _next_end(self, record: TrialRecord) -> float:
         """Return the end of the next slot: on the grid, at a change of the share (constant within a slot), or at the end of a trial day."""
-        slot_s, over = self._config.slot_s, (self._upto - record.began) / self._config.slot_s
+        slot_s, over = self._config.slot_s, (self._added_until - record.began) / self._config.slot_s
         grid = record.began + slot_s * (math.floor(over) + 1)
-        if grid <= self._upto:  # the quotient was rounded down to just below a whole number
+        if grid <= self._added_until:  # the quotient was rounded down to just below a whole number
             grid = record.began + slot_s * (math.floor(over) + 2)
-        return min([grid, self._retention.end(self._day), *(at for at, _ in record.shares if at > self._upto)])
+        return min([grid, self._retention.end(self._day), *(at for at, _ in record.shares if at > self._added_until)])
 
     def _add(self, record: TrialRecord, end: float) -> None:
         assert self._trial is not None
@@ -193,9 +193,9 @@ class RunningTrial:
             side = sides.get((each.arm, each.policy))
             if side is None or not each.dealt:
                 continue
-            if not self._answering and not (side and each.policy):
+            if not self._serving and not (side and each.policy):
                 continue  # until the candidate's weights are loaded, everybody gets live and nobody is assigned
-            self._answering = True
+            self._serving = True
             person = self._people.setdefault(each.person, len(self._people))
             came.add(POOLED, person, side, (0.0, 1.0), 0.0)
             self._retention.see(each.person, each.ended_at)
@@ -334,7 +334,7 @@ class Trials:
     async def prove(self, trial: TrialRecord, live: PolicyVersion) -> ReleaseEvent | None:
         """Compare live with the version it replaced: roll back if it is worse; record that it is better, and whether that lasts."""
         if self._running is None:
-            why = f"its comparison with {trial.against} was switched off (release.canary): who stayed there is on live again"
+            why = f"its comparison with {trial.against} was switched off (release.canary): its users are on live again"
             return await self._ledger.append("looked", trial.candidate, trial.against, why, {"over": True})
         decision = await self._running.look(trial, self._ledger.trial_began, self._clock())
         event = None if decision is None else await self._judge(trial, live, decision)

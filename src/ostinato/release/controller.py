@@ -19,7 +19,7 @@ from ostinato.core.records import Arm, Person, PolicyVersion, ReleaseEvent, Turn
 from ostinato.core.report import Incumbents, Report, Verdict
 from ostinato.core.seams import Clock, Cursor, Log
 from ostinato.release.alarms import note
-from ostinato.release.approvals import Approvals, told
+from ostinato.release.approvals import Approvals, approval_line
 from ostinato.release.canary import Trials
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.learner_arm import LearnerArm, StepJudge
@@ -35,7 +35,7 @@ from ostinato.release.watch import Outcomes, ReleaseWatch
 # ---------------------------------------------------------------- cooldown
 
 
-FROZEN = "release:rollbacks"
+FREEZE_ALARM = "release:rollbacks"
 """Name of the alarm that is raised while too many rollbacks keep candidates from shipping automatically."""
 
 
@@ -73,13 +73,13 @@ class Cooldown:
         frozen = freeze is not None
         if frozen != self._noted:
             why = "a person shipped or approved a version since" if freeze is None else freeze.reason
-            await note(self._log, FROZEN, raised=frozen, why=why, at=self._clock())
+            await note(self._log, FREEZE_ALARM, raised=frozen, why=why, at=self._clock())
             self._noted = frozen
 
     def _freeze(self, state: State) -> Brake | None:
         """Return the brake if only a person can end it, else None."""
-        held = self.look(state)
-        return None if held is None or held.until is not None else held
+        found = self.look(state)
+        return None if found is None or found.until is not None else found
 
 
 # ---------------------------------------------------------------- the verified release
@@ -104,23 +104,23 @@ class VerifiedArm:
         if self._standing is None or not state.verified or state.live is None:
             return None
         verified, live = state.verified[-1], state.live
-        found = await self._standing.look(state, self._ledger.verified_from, self._clock())
-        if found is None or live == verified:
+        comparison = await self._standing.look(state, self._ledger.verified_from, self._clock())
+        if comparison is None or live == verified:
             return None
         beside = f"beside {verified}, the best that users proved:"
-        if found.worse:
-            why = f"worse {beside} {100 * found.effect.difference:+.1f} pp"
-            return await self._moves.take_back(verified, live, why, {"effect": asdict(found.effect)})
-        if found.better:
-            why = f"better {beside} {100 * found.gain.difference:+.1f} pp"
-            return await self._ledger.append("verified", live, verified, why, {"effect": asdict(found.gain)})
+        if comparison.worse:
+            why = f"worse {beside} {100 * comparison.effect.difference:+.1f} pp"
+            return await self._moves.take_back(verified, live, why, {"effect": asdict(comparison.effect)})
+        if comparison.better:
+            why = f"better {beside} {100 * comparison.gain.difference:+.1f} pp"
+            return await self._ledger.append("verified", live, verified, why, {"effect": asdict(comparison.gain)})
         return None
 
 
 logger = logging.getLogger(__name__)
 
-_WHY_S = 0.5
-_NOTHING = "nothing was released in this run yet: start `ostinato up`, and wait until it serves"
+_LINE_WAIT_S = 0.5
+_NO_RELEASE = "nothing was released in this run yet: start `ostinato up`, and wait until it serves"
 
 BEST_REF = "best"
 """The ref that protects the best release so far from garbage collection in the store."""
@@ -204,14 +204,14 @@ class ReleaseController:
     def live(self) -> PolicyVersion:
         """The live version, as of the last refresh of the ledger. Raises Unavailable before `bootstrap`."""
         if self.ledger.state.live is None:
-            raise Unavailable(_NOTHING)
+            raise Unavailable(_NO_RELEASE)
         return self.ledger.state.live
 
     def incumbents(self, candidate: PolicyVersion) -> Incumbents:
         """Return the versions to compare this candidate with, as of the last refresh. Raises Unavailable before `bootstrap`."""
         live, anchor, best = self.live, self._anchor, self.ledger.state.best
         if anchor is None:
-            raise Unavailable(_NOTHING)
+            raise Unavailable(_NO_RELEASE)
         sampled = best if best in (live, anchor) or self._best_ref is not None else None
         since_s = self.ledger.history.since_another(candidate, self._clock())
         return Incumbents(live=live, best=sampled, anchor=anchor, round=self.ledger.state.judged, since_s=since_s)
@@ -479,10 +479,10 @@ class ReleaseController:
         policy, state = await self._moves.version_at("live"), await self.ledger.refresh()
         if policy is not None and state.live not in (None, policy):
             # if a process is moving it by hand, its line with the reason follows at once; if it was killed in between, none does
-            await asyncio.sleep(min(_WHY_S, self._config.poll_s))
+            await asyncio.sleep(min(_LINE_WAIT_S, self._config.poll_s))
             policy, state = await self._moves.version_at("live"), await self.ledger.refresh()
         if policy is None:
-            raise Unavailable(_NOTHING)
+            raise Unavailable(_NO_RELEASE)
         self._anchor = await self._moves.version_at("control")
         if state.live is None:
             await self.ledger.append("shipped", policy, None, "the starting model")
@@ -498,7 +498,7 @@ class ReleaseController:
     def _moved_unwritten(self, policy: PolicyVersion, state: State) -> tuple[str, dict[str, Any]]:
         """Return reason and detail for a live version without a ledger line: the process that moved the ref died before writing it."""
         if state.proposal is not None and state.proposal.candidate == policy and state.proposal.actor is not None:
-            return told(state.proposal)
+            return approval_line(state.proposal)
         judged = policy == state.canary or (state.verdict is not None and state.verdict.candidate == policy)
         return (state.reason, {}) if judged else ("found the live ref moved by hand", {"actor": "unknown"})
 

@@ -20,7 +20,7 @@ from ostinato.release.moves import Moves
 
 logger = logging.getLogger(__name__)
 
-BROKEN = "release:learner"
+STEP_ALARM = "release:learner"
 """Name of the alarm that is raised while the newest step has failed its test."""
 
 
@@ -59,7 +59,7 @@ class LearnerArm:
         self._log, self._moves, self._judge, self._clock = log, moves, judge, clock
         self._newest, self._test, self._idle, self._idle_at = newest, test, tuple(idle), ""
         self._ancestry = Ancestry(log)  # not the controller's: that one reads the log at the same time
-        self._passed = self._failed = self._why = self._hold = ""
+        self._passed = self._failed = self._failure = self._hold = ""
         self._testing: PolicyVersion | None = None
         self._raised: bool | None = None
 
@@ -86,7 +86,7 @@ class LearnerArm:
             await self._moves.point(Arm.LEARNER.value, newest)
             return None
         tested = await self._moves.version_at(self._test)
-        if self._why:  # the last test failed, and the step before it differs little from the failed one
+        if self._failure:  # the last test failed, and the step before it differs little from the failed one
             await self._moves.point(Arm.LEARNER.value, live)
         elif tested is not None and tested.hash == self._passed and await self._follows(tested, state, harmful):
             await self._moves.point(Arm.LEARNER.value, tested)  # a newer step was stored during its test
@@ -106,12 +106,12 @@ class LearnerArm:
         assert self._judge is not None, "without one there is no step to be tested"
         self._testing = step
         try:
-            self._why = await self._judge.run(step, live)
+            self._failure = await self._judge.run(step, live)
         finally:
             self._testing = None
-        if self._why:
+        if self._failure:
             self._failed = step.hash
-            logger.warning("%s is not served to the learner arm: %s", step, self._why)
+            logger.warning("%s is not served to the learner arm: %s", step, self._failure)
         else:
             self._passed = step.hash
 
@@ -120,16 +120,16 @@ class LearnerArm:
 
         Raises StorageFull, Unavailable; call it again then.
         """
-        raised = bool(self._why)
+        raised = bool(self._failure)
         if self._raised is raised or not (self._passed or self._failed or self._judge is None):
             return
         if raised:
-            why = f"the newest step may not answer users, and those who follow training have live: {self._why}"
+            why = f"the newest step may not answer users, and those who follow training have live: {self._failure}"
         elif self._judge is None:
             why = "nobody follows training any more"
         else:
             why = "the newest step passed its test, and answers those who follow training"
-        await note(self._log, BROKEN, raised=raised, why=why, at=self._clock())
+        await note(self._log, STEP_ALARM, raised=raised, why=why, at=self._clock())
         self._raised = raised
 
     async def _follows(self, policy: PolicyVersion, state: State, harmful: Harmful | None) -> bool:

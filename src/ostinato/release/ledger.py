@@ -186,9 +186,9 @@ class Hashes(Set[str]):
 # ---------------------------------------------------------------- the ledger
 
 
-_ROLLBACKS = 99
+_MOST_ROLLBACKS = 99
 """The number of earlier rollbacks that the state keeps."""
-_AT_ONCE = 128
+_YIELD_EVERY = 128
 """The number of lines folded before yielding to the event loop."""
 
 
@@ -285,7 +285,7 @@ class State:
 def fold(state: State, event: ReleaseEvent) -> State:
     """Return the state after one more event. Events with unknown actions (of other packages or later versions) are only counted."""
     state = replace(state, events=state.events + 1)
-    step = None if is_void(state, event) else _STEPS.get(event.action)
+    step = None if is_void(state, event) else _REDUCERS.get(event.action)
     return state if step is None else step(state, event)
 
 
@@ -442,7 +442,7 @@ def _rolled_back(state: State, event: ReleaseEvent) -> State:
         shipped_at=event.at,
         verdict=None,
         proposal=None,
-        rollbacks=(*state.rollbacks[-_ROLLBACKS:], rolled),
+        rollbacks=(*state.rollbacks[-_MOST_ROLLBACKS:], rolled),
         verified=tuple(release for release in state.verified if release.hash not in refused) or (event.policy,),
         verified_at=event.at,
     )
@@ -453,7 +453,7 @@ def _verified(state: State, event: ReleaseEvent) -> State:
     return replace(state, verified=chain, verified_at=event.at)
 
 
-_STEPS = {
+_REDUCERS = {
     "evaluated": _evaluated,
     "canary": _canary,
     "ramped": _ramped,
@@ -499,7 +499,7 @@ class ReleaseLedger:
         newest = await self._log.append()  # events are rare: rows that hold none are not searched again
         async for cursor, row in self._log.read(self._cursor, {ReleaseEvent}):
             assert isinstance(row, ReleaseEvent)
-            if self.state.events % _AT_ONCE == 0:
+            if self.state.events % _YIELD_EVERY == 0:
                 await asyncio.sleep(0)  # before the fold: a line at which this is cancelled is read again
             self._cursor = cursor
             before, self.state = self.state, fold(self.state, row)

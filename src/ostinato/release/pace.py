@@ -24,7 +24,7 @@ from ostinato.release.trial.config import DAY, TrialConfig
 from ostinato.release.trial.group_sequential import ShipPlan
 from ostinato.release.trial.incumbent_test import StandingConfig
 
-KEPT = 50_000
+MOST_ENTRIES = 50_000
 """The number of newest entries kept of each kind. It covers `WEEKS` weeks unless candidates come faster than one a minute."""
 
 
@@ -44,7 +44,7 @@ class Spans:
     """Consecutive time intervals, of which the last may still be open."""
 
     def __init__(self) -> None:
-        self.over: deque[tuple[float, float]] = deque(maxlen=KEPT)
+        self.over: deque[tuple[float, float]] = deque(maxlen=MOST_ENTRIES)
         self.open: float | None = None
 
     def begin(self, at: float) -> None:
@@ -73,12 +73,12 @@ class PaceHistory:
     """Recent trials, verdicts and releases, built from the ledger's lines in order."""
 
     def __init__(self) -> None:
-        self.trials: deque[TrialEnd] = deque(maxlen=KEPT)
-        self.verdicts: deque[float] = deque(maxlen=KEPT)
+        self.trials: deque[TrialEnd] = deque(maxlen=MOST_ENTRIES)
+        self.verdicts: deque[float] = deque(maxlen=MOST_ENTRIES)
         """Times of the gate's verdicts."""
         self._judged: tuple[str, float] | None = None
         self._judged_before: float | None = None
-        self.moved: deque[float] = deque(maxlen=KEPT)
+        self.moved: deque[float] = deque(maxlen=MOST_ENTRIES)
         """Times at which live moved, the starting model's own release left out."""
         self.trying = Spans()
         """Intervals in which a candidate was compared with live, or live with the version it replaced."""
@@ -94,7 +94,7 @@ class PaceHistory:
             self._evaluated(event)
         if event.action == "canary":
             self._begun = (event.policy.hash, event.at)
-        elif self._begun is not None and event.action in _ENDS and event.policy.hash == self._begun[0]:
+        elif self._begun is not None and event.action in _TRIAL_ENDS and event.policy.hash == self._begun[0]:
             began, self._begun = self._begun[1], None
             # the duration of a trial that a person ended says nothing about how long trials take
             if "actor" not in event.detail:
@@ -135,7 +135,7 @@ class PaceHistory:
             self._tried = None
 
 
-_ENDS = ("shipped", "awaits_approval", "blocked")
+_TRIAL_ENDS = ("shipped", "awaits_approval", "blocked")
 
 
 # ---------------------------------------------------------------- cooldown
@@ -173,7 +173,7 @@ def brake(rollbacks: Sequence[RolledBack], *, cooldown_s: float, a_day: int, now
         if last - first < DAY:
             return Brake(
                 until=None,
-                reason=f"more rollbacks without a person within a day than release.rollbacks_a_day = {a_day} allows: nothing ships by "
+                reason=f"more automatic rollbacks within a day than release.rollbacks_a_day = {a_day} allows: nothing ships by "
                 "itself until somebody ships or approves a version (`ostinato ship`, `ostinato approve`)",
             )
     # abs: a rollback far in the future was written by a wrong clock, and must not hold until then
@@ -191,9 +191,9 @@ def brake(rollbacks: Sequence[RolledBack], *, cooldown_s: float, a_day: int, now
 WEEK = 7 * DAY
 POWER = 0.9
 """The probability that a candidate as good as live has shipped by the computed end."""
-ALIKE = 0.15
+INTRACLASS_CORRELATION = 0.15
 """The assumed intraclass correlation of one person's outcomes, where no trial has measured a variance yet."""
-ENOUGH = 3
+LEAST_MEASURED = 3
 """The number of passed trials at which their measured durations replace the computed one."""
 _BISECTIONS = 60
 _INFLATION = 1.1
@@ -251,21 +251,21 @@ def ship_plan(traffic: Traffic | None, allowed: Mapping[str, float], config: Tri
 def variance_of(traffic: Traffic, days: float, most_turns_a_day: float) -> float:
     """Return the variance of the difference between two halves of the users after `days` days in which the same people come back.
 
-    One person's turns are correlated, so n of them are worth n / (1 + (n - 1) ALIKE) turns of different people (the design effect of Kish,
-    Survey Sampling, 1965). The adjustment for people's past in `trial.contrast` is left out: trials are shorter than this says, rarely
-    longer.
+    One person's turns are correlated, so n of them are worth n / (1 + (n - 1) rho) turns of different people, with rho =
+    `INTRACLASS_CORRELATION` (the design effect of Kish, Survey Sampling, 1965). The adjustment for people's past in `trial.contrast` is
+    left out: trials are shorter than this says, rarely longer.
     """
     each = min(traffic.turns / traffic.people, most_turns_a_day) * days
-    effective = traffic.people * each / (1.0 + (max(each, 1.0) - 1.0) * ALIKE)
+    effective = traffic.people * each / (1.0 + (max(each, 1.0) - 1.0) * INTRACLASS_CORRELATION)
     good = min(max(traffic.good, 0.05), 0.95)
     return 4.0 * good * (1.0 - good) / effective
 
 
 def cadence(traffic: Traffic, ended: Sequence[TrialEnd], config: TrialConfig) -> Cadence:
     """Return the releases a week that can be verified, from the median of the last passed trials, or from the traffic if they are few."""
-    sees = _sees(traffic, config)
+    sees = _testable_margin(traffic, config)
     passed = [each.seconds for each in ended if each.passed][-10:]
-    if len(passed) >= ENOUGH:
+    if len(passed) >= LEAST_MEASURED:
         trial_s: float | None = median(passed)
     else:
         passed, trial_s = [], _trial_s(traffic, config, sees)
@@ -273,7 +273,7 @@ def cadence(traffic: Traffic, ended: Sequence[TrialEnd], config: TrialConfig) ->
     return Cadence(a_week=a_week, trial_s=trial_s, measured=len(passed), sees=sees, margin=config.margin)
 
 
-def _sees(traffic: Traffic, config: TrialConfig) -> float:
+def _testable_margin(traffic: Traffic, config: TrialConfig) -> float:
     """Return the margin at which an equally good candidate passes with probability `POWER`, at the variance reached by the time limit."""
     if not traffic.people or not traffic.turns:
         return 1.0

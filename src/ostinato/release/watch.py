@@ -30,8 +30,8 @@ from ostinato.release.trial.contrast import TimeSlot
 # ---------------------------------------------------------------- outcomes
 
 
-_SHRINK = 6.0  # pseudo-count: average turns mixed into a person's own past
-_DAYS = 9  # days of users' visits that are kept
+_PSEUDO_TURNS = 6.0  # pseudo-count: average turns mixed into a person's own past
+_MOST_DAYS = 9  # days of users' visits that are kept
 _MOST_PEOPLE = 200_000  # users of a day whose visits are kept; later ones are left out
 _Met = frozenset[tuple[Arm, str, bool]]  # arm, version, and whether the user was assigned to it at random
 _FAILED = Metric.of(MetricConfig(name="failed"), 0.0)
@@ -84,7 +84,7 @@ class Outcomes:
         """Return how much better than everybody else each person did in the week before: by the goal, and in turns without engine errors.
 
         The difference is taken from the mean of each slot, so that people who came during an outage do not differ from those who came
-        before it. A person's mean is shrunk by `_SHRINK` average turns.
+        before it. A person's mean is shrunk by `_PSEUDO_TURNS` average turns.
         """
         found: list[dict[Person, float]] = []
         for metric in (self._goal, _FAILED):
@@ -96,7 +96,7 @@ class Outcomes:
                     tallies[key][0] += value
                     tallies[key][1] += count
             slots: defaultdict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
-            people: defaultdict[Person, list[float]] = defaultdict(lambda: [0.0, _SHRINK])
+            people: defaultdict[Person, list[float]] = defaultdict(lambda: [0.0, _PSEUDO_TURNS])
             for (slot, _), (value, count) in tallies.items():
                 slots[slot][0] += value
                 slots[slot][1] += count
@@ -205,7 +205,7 @@ class Outcomes:
         if side not in met and (met or len(people) < _MOST_PEOPLE):
             met |= {side}
             people[found.person] = known.setdefault(met, met)
-        if len(self._came) > _DAYS:
+        if len(self._came) > _MOST_DAYS:
             oldest = min(self._came)
             del self._came[oldest], self._met[oldest]
 

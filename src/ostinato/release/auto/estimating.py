@@ -30,12 +30,13 @@ from ostinato.release.auto import offpolicy
 from ostinato.release.auto.config import RouterConfig
 from ostinato.release.auto.offpolicy import Floats, Ints, LoggedTurns, PolicyValue
 
-_FEW = 0.01  # of the turns: with a smaller effective sample size, the estimates rest on hardly anything
+_LEAST_EFFECTIVE = 0.01  # of the turns: with a smaller effective sample size, the estimates rest on hardly anything
 # largest ratio between arms' turns per episode: beyond it, other draws would have led to another number of turns
-_EVEN = 1.1
+_MOST_RATIO = 1.1
 _DRIFT = 0.02  # false-positive rate of the advice about drift, shared by the arms
 _DRIFT_USERS = 10  # least number of users with a reward in each half for judging an arm's drift
-_ALIKE = 0.8  # of the highest rating rate among the arms: an arm below it may be rated by other people, or differently
+# of the highest rating rate among the arms: an arm below it may be rated by other people, or differently
+_LEAST_RATED = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +138,7 @@ def _estimated(dealt: Sequence[_Dealt], arms: Sequence[str], shares: Mapping[str
     target_NA = np.where(total_N1 > 0.0, wanted_NA / np.where(total_N1 > 0.0, total_N1, 1.0), odds_NA)
     predicted_NA = offpolicy.cross_fitted(logged, np.zeros(len(dealt), dtype=np.int64), len(arms))
     value, lengths = offpolicy.snips(logged, target_NA), _turns_per_episode(dealt)
-    even = max(lengths.values()) <= _EVEN * min(lengths.values())
+    even = max(lengths.values()) <= _MOST_RATIO * min(lengths.values())
     return Prospect(
         shares=dict(shares),
         turns=len(dealt),
@@ -173,26 +174,26 @@ def _turns_per_episode(dealt: Sequence[_Dealt]) -> dict[str, float]:
     return {arm: count / episodes[arm] for arm, count in sorted(turns.items())}
 
 
-def _advice(dealt: Sequence[_Dealt], worth: float, uneven: Mapping[str, float]) -> str:
-    said: list[str] = []
+def _advice(dealt: Sequence[_Dealt], effective: float, uneven: Mapping[str, float]) -> str:
+    reasons: list[str] = []
     if uneven:
         told = ", ".join(f"{arm} {turns:.1f}" for arm, turns in uneven.items())
-        said.append(f"arms differ in turns an episode ({told}): only SNIPS is a mean per turn")
-    if worth < _FEW * len(dealt):
-        said.append(f"these turns say no more of it than {worth:.0f} turns of its own would")
+        reasons.append(f"arms differ in turns per episode ({told}): only SNIPS is a mean per turn")
+    if effective < _LEAST_EFFECTIVE * len(dealt):
+        reasons.append(f"these turns are worth only {effective:.0f} turns routed with these shares")
     answers = Counter(each.pick.arm for each in dealt if not each.failed)
     rated = Counter(each.pick.arm for each in dealt if not each.failed and each.reward is not None)
     parts = {arm: rated[arm] / answers[arm] for arm in sorted(answers)}
-    if parts and min(parts.values()) < _ALIKE * max(parts.values()):
+    if parts and min(parts.values()) < _LEAST_RATED * max(parts.values()):
         named = ", ".join(f"{part:.0%} of {arm}'s" for arm, part in parts.items())
-        said.append(f"rewards are known of {named} answers: each arm's others are taken to be like those")
+        reasons.append(f"rewards are known for {named} answers: each arm's other answers are assumed to be like those")
     drifting = {arm: means for arm in sorted(answers) if (means := _drift(dealt, arm, _DRIFT / len(answers)))}
-    said += [
-        f"{arm}'s mean reward went from {before:.3g} to {after:.3g} between the halves of these turns, and an arm is taken as one: other "
-        f"shares for it would have earned something else, so estimate again from turns after its last release"
+    reasons += [
+        f"{arm}'s mean reward went from {before:.3g} to {after:.3g} between the halves of these turns, while the "
+        f"estimate treats an arm as unchanged: estimate again from turns after its last release"
         for arm, (before, after) in drifting.items()
     ]
-    return "; ".join(said)
+    return "; ".join(reasons)
 
 
 def _drift(dealt: Sequence[_Dealt], arm: str, level: float) -> tuple[float, float] | None:

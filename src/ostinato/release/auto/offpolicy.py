@@ -139,21 +139,23 @@ def difference(logged: LoggedTurns, arm: int, other: int) -> PolicyValue:
     Raises:
         ValueError: no turn of one of the two arms.
     """
-    residuals_N, told, means = np.zeros_like(logged.rewards_N), list[float](), list[float]()
+    residuals_N, effective, means = np.zeros_like(logged.rewards_N), list[float](), list[float]()
     for sign, each in ((1.0, arm), (-1.0, other)):
         weights_N = (logged.arms_N == each) / logged.propensities_N
         total = float(weights_N.sum())
         if total <= 0.0:
-            raise ValueError("one of the arms was never drawn: nothing is known of it")
+            raise ValueError("one of the arms was never drawn: nothing is known about it")
         means.append(float(weights_N @ logged.rewards_N) / total)
         residuals_N = residuals_N + sign * weights_N * (logged.rewards_N - means[-1]) / total
-        told.append(total**2 / float(weights_N @ weights_N))
+        effective.append(total**2 / float(weights_N @ weights_N))
     _, cluster_N = np.unique(logged.users_N, return_inverse=True)
     sums_U = np.bincount(cluster_N, weights=residuals_N)
     error = math.sqrt(len(sums_U) / (len(sums_U) - 1) * float(sums_U @ sums_U))
     half = half_width(len(sums_U) - 1, error)
     mean = means[0] - means[1]
-    return PolicyValue(mean=mean, lower=mean - half, upper=mean + half, error=error, users=len(sums_U), turns=min(told))
+    return PolicyValue(
+        mean=mean, lower=mean - half, upper=mean + half, error=error, users=len(sums_U), turns=min(effective)
+    )
 
 
 def doubly_robust(logged: LoggedTurns, target_NA: Floats, predicted_NA: Floats) -> PolicyValue:
@@ -225,7 +227,9 @@ def _check_odds(odds_NA: Floats, shape: tuple[int, ...]) -> None:
 def _check_target(logged: LoggedTurns, target_NA: Floats) -> None:
     _check_odds(target_NA, logged.odds_NA.shape)
     if (target_NA[logged.odds_NA <= 0.0] > 0.0).any():
-        raise ValueError("the changed router would choose an arm that could not be had: nothing is known of that turn")
+        raise ValueError(
+            "the changed router would choose an arm that was not available: nothing is known about that turn"
+        )
 
 
 def _weights(logged: LoggedTurns, target_NA: Floats) -> Floats:
@@ -270,10 +274,10 @@ def half_width(freedom: float, error: float) -> float:
 # ---------------------------------------------------------------- test of the logged propensities
 
 
-_TIMES = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)  # the alternatives: ratios of the true odds to the logged odds
+_ODDS_RATIOS = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)  # the alternatives: ratios of the true odds to the logged odds
 
-_NOTHING = [0.0] * (3 + len(_TIMES))
-_CERTAIN = 1e9  # log of a stake that rejects at any level
+_NO_DRAWS = [0.0] * (3 + len(_ODDS_RATIOS))
+_REJECTED = 1e9  # log of a stake that rejects at any level
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,8 +310,8 @@ class PropensityTest:
     def add(self, arm: str, odds: Mapping[str, float]) -> None:
         """Count one draw, one per episode. Odds that exclude the drawn arm, or do not sum to 1, are rejected at once."""
         if odds.get(arm, 0.0) <= 0.0 or not math.isclose(math.fsum(odds.values()), 1.0, abs_tol=1e-6):
-            draws, total, _, *stakes = self._arms.get(arm, _NOTHING)
-            self._arms[arm] = [draws + 1.0, total, _CERTAIN, *stakes]
+            draws, total, _, *stakes = self._arms.get(arm, _NO_DRAWS)
+            self._arms[arm] = [draws + 1.0, total, _REJECTED, *stakes]
             return
         for name, chance in odds.items():
             if 0.0 < chance < 1.0:
@@ -335,13 +339,13 @@ class PropensityTest:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned. Raises ValueError, TypeError or AttributeError for anything else."""
         arms = {str(arm): [float(value) for value in values] for arm, values in state.items()}
-        if any(len(values) != len(_NOTHING) for values in arms.values()):
-            raise ValueError(f"every arm has {len(_NOTHING)} numbers")
+        if any(len(values) != len(_NO_DRAWS) for values in arms.values()):
+            raise ValueError(f"every arm has {len(_NO_DRAWS)} numbers")
         self._arms = arms
 
     def _bet(self, arm: str, chance: float, drawn: bool) -> None:
-        draws, total, best, *stakes = self._arms.get(arm, _NOTHING)
-        for i, times in enumerate(_TIMES):
+        draws, total, best, *stakes = self._arms.get(arm, _NO_DRAWS)
+        for i, times in enumerate(_ODDS_RATIOS):
             # with odds r p / (1 - p) the probability is r p / (1 - p + r p), and q / p and (1 - q) / (1 - p) follow
             stakes[i] += (math.log(times) if drawn else 0.0) - math.log1p(chance * (times - 1.0))
         most = max(stakes)

@@ -26,7 +26,7 @@ from ostinato.release.auto.posterior import Belief, Posterior, Worth, drawn, pro
 _RELEASES = 16  # releases kept beside the arms' current ones, as a rollback goes to one of the last few
 # the name of the posterior of a release's failures, kept beside those of its metrics: 1 for a failed turn, 0 for an answer
 _FAILED = "failed"
-_RARE = 0.1  # the prior's weight in turns: failures are rare, so a pseudo-failure counts for a tenth of a turn
+_FAILURE_DOUBT = 0.1  # the prior's weight in turns: failures are rare, so a pseudo-failure counts for a tenth of a turn
 _FORMAT = 4  # of a snapshot. 1: failures were among the rewards; 1, 2: forgotten people were kept; 3: draws were forgotten too early
 
 
@@ -156,9 +156,11 @@ class Router:
         Raises ValueError, TypeError, LookupError or AttributeError for anything else; call `forget` then.
         """
         if state.get("format") != _FORMAT:
-            raise ValueError(f"a saving of format {state.get('format', 1)}; this router reads format {_FORMAT}")
+            raise ValueError(f"a snapshot of format {state.get('format', 1)}; this router reads format {_FORMAT}")
         if state["rules"] != self._rules:
-            raise ValueError("low, high, longest_s, rho or users of release.auto have changed, which its sums rest on")
+            raise ValueError(
+                "low, high, longest_s, rho or users of release.auto have changed, on which the snapshot's sums depend"
+            )
         for name, arm in self._arms.items():
             if name in state["arms"]:
                 arm.restore(state["arms"][name])
@@ -198,7 +200,7 @@ class Router:
             low, high = (config.low, config.high) if metric == "reward" else (0.0, config.longest_s)
             blank[metric] = Posterior(low=low, high=high, rho=config.rho)
         if "reward" in blank:
-            blank[_FAILED] = Posterior(low=0.0, high=1.0, rho=config.rho, doubt=_RARE)
+            blank[_FAILED] = Posterior(low=0.0, high=1.0, rho=config.rho, doubt=_FAILURE_DOUBT)
         return blank
 
     def _known(self, release: str, like: str = "") -> dict[str, Posterior]:
@@ -283,7 +285,7 @@ class _Arm:
 logger = logging.getLogger(__name__)
 
 NAME = "auto"
-REFUTED = f"{NAME}:propensities"
+PROPENSITY_ALARM = f"{NAME}:propensities"
 """Name of the alarm that is raised once the logged propensities are rejected."""
 
 
@@ -365,6 +367,6 @@ class FoldedRouter:
     async def _tell(self) -> None:
         """Raise the alarm if the logged propensities are rejected."""
         if not self._told and self.router.propensities.wrong(self._config.alpha):
-            why = "the logged propensities of some arms are not what was drawn; trust no estimate of these, which `ostinato auto` names"
-            await note(self._log, REFUTED, raised=True, why=why, at=self._clock())
+            why = "the logged propensities of some arms do not match the draws; trust no estimate of the arms that `ostinato auto` names"
+            await note(self._log, PROPENSITY_ALARM, raised=True, why=why, at=self._clock())
             self._told = True

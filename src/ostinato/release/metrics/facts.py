@@ -163,7 +163,8 @@ def parse_term(text: str) -> Term:
     match = _TERM.fullmatch(text.strip())
     if match is None:
         raise ValueError(
-            f"{text!r} is no term; write a signal or a fact, or one with a threshold, like 'accepted', 'stars >= 4' or 'turn.latency > 5'"
+            f"{text!r} is not a term; write a signal or a fact, or one with a threshold, like 'accepted', 'stars >= 4' or "
+            "'turn.latency > 5'"
         )
     name, comparison, bound = match.groups()
     return Term(name=name, comparison=cast("Comparison | None", comparison), bound=float(bound or 0.0))
@@ -187,7 +188,7 @@ class _Kept:
     retracted_at: float | None = None
 
 
-class Said:
+class TurnSignals:
     """The signals about one turn.
 
     Of several signals with the same name, the one that occurred last counts, whatever the order of arrival, so that a changed value

@@ -115,17 +115,18 @@ def wanted(metrics: Sequence[Metric]) -> frozenset[str]:
 # ---------------------------------------------------------------- the period before a trial
 
 
-_SHRINK = 6.0  # turns (or days) of an average user mixed into a user's own past until that number can be estimated
-_REPEATED = 100  # people (or tasks) with several turns needed for estimating it
-_MOST_MIXED = 1e6
+# turns (or days) of an average user mixed into a user's own past until that number can be estimated
+_PSEUDO_TURNS = 6.0
+_LEAST_GROUPS = 100  # people (or tasks) with several turns needed for estimating it
+_MOST_SHRINKAGE = 1e6
 _MOST_TASKS = 20_000  # tasks of a kind that are kept; each takes about 0.5 kB
 _MOST_VALUES = 20_000
-_IN_THE_TAIL = 5.0  # values beyond a quantile needed for estimating it
+_LEAST_IN_TAIL = 5.0  # values beyond a quantile needed for estimating it
 
 
 _Squares = tuple[float, float, float]
 _Sums = tuple[float, float, int, float, float, float]
-_NONE: _Sums = (0.0, 0.0, 0, 0.0, 0.0, 0.0)
+_NO_SUMS: _Sums = (0.0, 0.0, 0, 0.0, 0.0, 0.0)
 
 
 @dataclass(slots=True)
@@ -144,7 +145,7 @@ def shrinkage(groups: Iterable[tuple[float, float]], squares: float) -> float | 
 
     That is 1 / rho - 1 for an intraclass correlation rho, estimated by the method of moments of a one-way analysis of variance with groups
     of unequal size (Searle, Casella and McCulloch, Variance Components, 1992, ch. 3). Infinity if groups do not differ; None if fewer than
-    `_REPEATED` groups have several turns.
+    `_LEAST_GROUPS` groups have several turns.
 
     Args:
         groups: each group's sum of values, measured from the overall mean, and its number of turns.
@@ -152,16 +153,16 @@ def shrinkage(groups: Iterable[tuple[float, float]], squares: float) -> float | 
     """
     there = [(total, turns) for total, turns in groups if turns > 0.0]
     turns = math.fsum(count for _, count in there)
-    if sum(count > 1.0 for _, count in there) < _REPEATED:
+    if sum(count > 1.0 for _, count in there) < _LEAST_GROUPS:
         return None
     explained = math.fsum(total**2 / count for total, count in there)
     within = max(0.0, squares - explained) / (turns - len(there))
     more = explained - math.fsum(total for total, _ in there) ** 2 / turns - (len(there) - 1) * within
     between = more / (turns - math.fsum(count**2 for _, count in there) / turns)
-    return min(within / between, _MOST_MIXED) if between > 0.0 else math.inf
+    return min(within / between, _MOST_SHRINKAGE) if between > 0.0 else math.inf
 
 
-def _around(ratio: float, vv: float, uv: float, uu: float) -> float:
+def _squares_around(ratio: float, vv: float, uv: float, uu: float) -> float:
     """Return the sum of (v - ratio u)^2 over turns, from their sums of v^2, u v and u^2.
 
     `shrinkage` needs turns and groups measured from the same ratio, and that of all turns is known only at the end.
@@ -177,7 +178,7 @@ class _Tasks:
 
     def __init__(self, metrics: int) -> None:
         self._sums: dict[Task, array[float]] = {}  # by metric: sum of residuals, units, turns
-        # the sums that `_around` takes, where v is a turn's residual
+        # the sums that `_squares_around` takes, where v is a turn's residual
         self.squares_M: list[_Squares] = [(0.0, 0.0, 0.0)] * metrics
 
     def touch(self, task: Task) -> array[float]:
@@ -197,7 +198,7 @@ class _Tasks:
             totals, units, turns = ([sums[3 * m + i] for sums in self._sums.values()] for i in range(3))
             overall = math.fsum(totals) / (math.fsum(units) or 1.0)
             left = [total - overall * under for total, under in zip(totals, units, strict=True)]
-            mixed = shrinkage(zip(left, turns, strict=True), _around(overall, *of_turns))
+            mixed = shrinkage(zip(left, turns, strict=True), _squares_around(overall, *of_turns))
             if mixed is None or math.isinf(mixed):
                 continue
             a_turn = math.fsum(units) / math.fsum(turns)
@@ -268,16 +269,20 @@ class Past:
         (over, under, rows, vv, uv, uu), (all_over, all_under, turns) = sums, self._totals_M[m]
         value, units = measured
         if all_under:
-            usual, mixed = all_over / all_under, _SHRINK * all_under / turns
-            left, at = value - units * (over + mixed * usual) / (under + mixed), 3 * m
+            usual, mixed = all_over / all_under, _PSEUDO_TURNS * all_under / turns
+            residual, at = value - units * (over + mixed * usual) / (under + mixed), 3 * m
             for of_task, squares_M in asked:
-                more = left - units * of_task[at] / (of_task[at + 1] + mixed)
-                of_task[at] += left
+                more = residual - units * of_task[at] / (of_task[at + 1] + mixed)
+                of_task[at] += residual
                 of_task[at + 1] += units
                 of_task[at + 2] += 1.0
                 of_kind = squares_M[m]
-                squares_M[m] = of_kind[0] + left * left, of_kind[1] + units * left, of_kind[2] + units * units
-                left = more
+                squares_M[m] = (
+                    of_kind[0] + residual * residual,
+                    of_kind[1] + units * residual,
+                    of_kind[2] + units * units,
+                )
+                residual = more
         self._totals_M[m] = (all_over + value, all_under + units, turns + 1)
         return over + value, under + units, rows + 1, vv + value * value, uv + units * value, uu + units * units
 
@@ -285,7 +290,7 @@ class Past:
         """Note that a person was there, without counting a turn."""
         history = self._people.get(person)
         if history is None:
-            history = self._people[person] = _History(at, [_NONE] * len(self._metrics))
+            history = self._people[person] = _History(at, [_NO_SUMS] * len(self._metrics))
         history.seen = max(history.seen, at)
         return history
 
@@ -337,7 +342,7 @@ class Past:
         if metric.quantile is None:
             return None
         values = self._values[metric.name]
-        if len(values) * min(metric.quantile, 1.0 - metric.quantile) < _IN_THE_TAIL:
+        if len(values) * min(metric.quantile, 1.0 - metric.quantile) < _LEAST_IN_TAIL:
             return None
         return sorted(values)[math.ceil(metric.quantile * len(values)) - 1]
 
@@ -346,8 +351,8 @@ class Past:
         sums = [history.sums_M[m] for history in self._people.values()]
         over, under, turns, *of_turns = (math.fsum(each[i] for each in sums) for i in range(6))
         if not under:
-            return 0.5, _SHRINK
+            return 0.5, _PSEUDO_TURNS
         usual = over / under
         groups = ((own - units * usual, count) for own, units, count, *_ in sums)
-        mixed = shrinkage(groups, _around(usual, *of_turns))
-        return usual, (_SHRINK if mixed is None else mixed) * under / turns
+        mixed = shrinkage(groups, _squares_around(usual, *of_turns))
+        return usual, (_PSEUDO_TURNS if mixed is None else mixed) * under / turns

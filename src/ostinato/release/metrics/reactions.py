@@ -15,7 +15,7 @@ from ostinato.core.records import Arm, Finish, Person, Signal, Turn
 from ostinato.core.seams import Cursor, Log
 from ostinato.core.verdicts import LATE
 from ostinato.release.metrics.config import OutcomeConfig
-from ostinato.release.metrics.facts import HEARD, MOST_SIGNALS, Said, Task, facts_of, tasks_of
+from ostinato.release.metrics.facts import HEARD, MOST_SIGNALS, Task, TurnSignals, facts_of, tasks_of
 
 _OUT_OF_ORDER_S = 60.0
 """How far rows of the log may be out of order in time: several processes write them, and a turn is written when it has ended."""
@@ -37,7 +37,7 @@ class Reacted:
     facts: Mapping[str, float]
     dealt: bool = True
     tasks: tuple[Task, ...] = ()
-    said: Said = field(default_factory=Said)
+    said: TurnSignals = field(default_factory=TurnSignals)
     over: bool = False
 
     def known(self, until: float = math.inf) -> dict[str, float]:
@@ -92,7 +92,7 @@ class Reactions:
 
         A row that lies beyond `now` does not end the reading: it was written by a clock that was ahead, and older rows follow it.
         """
-        gave_way: list[Reacted] = []
+        dropped: list[Reacted] = []
         async for cursor, row in self._log.read(self._cursor, {Turn, Signal}):
             self._cursor = cursor
             at = 0.0
@@ -105,10 +105,10 @@ class Reactions:
                 self._early.advance(at)
                 self._signal(row)
             if len(self._by_turn) > self._config.window:
-                gave_way.append(self._give_way())
+                dropped.append(self._drop_oldest())
             if until + _OUT_OF_ORDER_S < at <= now + _OUT_OF_ORDER_S:
                 break
-        return gave_way
+        return dropped
 
     def take(self, until: float) -> list[Reacted]:
         """Return the turns that ended by `until` and were not taken before, in the log's order."""
@@ -124,7 +124,7 @@ class Reactions:
         """Return the people whose turns were not taken yet."""
         return {each.person for each in self._by_turn.values()}
 
-    def _give_way(self) -> Reacted:
+    def _drop_oldest(self) -> Reacted:
         tenant, _ = self._counts.most_common(1)[0]
         turns = self._by_tenant[tenant]
         while turns[0].over:

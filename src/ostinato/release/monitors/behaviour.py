@@ -33,8 +33,8 @@ from ostinato.release.monitors.turn_text import take_apart
 
 
 DECILES = 10
-_REMEMBERED = 7 * DAY  # time constant of the exponential decay of activity, which halves in five days
-_FEW_PEOPLE = 50  # least number of people for deciles
+_DECAY_S = 7 * DAY  # time constant of the exponential decay of activity, which halves in five days
+_LEAST_PEOPLE = 50  # least number of people for deciles
 
 
 @dataclass(slots=True, kw_only=True)
@@ -140,14 +140,14 @@ class Activity:
         self._most, self._a_day = most, a_day
         self._people: OrderedDict[Person, _Known] = OrderedDict()
         self._cuts: list[float] = []
-        self._until_cuts = _FEW_PEOPLE
+        self._until_cuts = _LEAST_PEOPLE
 
     def __len__(self) -> int:
         return len(self._people)
 
     def see(self, person: Person, at: float) -> tuple[bool, int | None]:
         """Count a turn. Return whether it counts, and the person's decile of activity (0: least active), None while few are known."""
-        day, now = int(at // DAY), at / _REMEMBERED
+        day, now = int(at // DAY), at / _DECAY_S
         known = self._people.get(person)
         if known is None:
             known = self._people[person] = _Known(now, day, 0)
@@ -183,7 +183,7 @@ class Activity:
     def _recut(self) -> None:
         """Recompute the deciles' boundaries after as many turns as there are people, so that it costs little per turn."""
         self._until_cuts -= 1
-        if self._until_cuts > 0 or len(self._people) < _FEW_PEOPLE:
+        if self._until_cuts > 0 or len(self._people) < _LEAST_PEOPLE:
             return
         self._until_cuts = len(self._people)
         scores = sorted(known.score for known in self._people.values())
@@ -432,7 +432,7 @@ class Behaviour:
             for everybody in (True, False)
             for count in range(1, max(1, len(config.reference)) + 1)
         }
-        self._comfort = math.log(config.false_comfort_sessions)
+        self._back_threshold = math.log(config.false_comfort_sessions)
         self._least_people = config.least_people
         self._sessions = OpenSessions(
             turns=config.session_turns, pause_s=config.session_pause_s, most=config.most_sessions
@@ -492,7 +492,7 @@ class Behaviour:
         silent = bool(self._rates) and self._expecting.stale
         if self._told_silent != silent:
             self._told_silent = silent
-            yield self._about_the_reference(session.ended_at)
+            yield self._reference_alarm(session.ended_at)
         for name, rate in self._rates.items():
             values = session.values(name)
             if not values or role is SessionRole.UNUSED:
@@ -518,7 +518,7 @@ class Behaviour:
         for against, way_back in self.standing.ways_back(name, decile):
             # if its reference is gone, compare with another, so that the alarm can still be cleared
             expected = ranges.get(against, first)
-            if way_back.observe(mean, expected, session.ended_at, self._comfort) and self.standing.back(
+            if way_back.observe(mean, expected, session.ended_at, self._back_threshold) and self.standing.back(
                 name, decile, against
             ):
                 yield self.standing.clear(name, "the rate is back where it is expected", session.ended_at)
@@ -568,12 +568,12 @@ class Behaviour:
         }
         return Alarm(id="", name=name, state=AlarmState.RAISED, reason=reason, at=session.ended_at, detail=detail)
 
-    def _about_the_reference(self, at: float) -> Alarm:
+    def _reference_alarm(self, at: float) -> Alarm:
         if not self._told_silent:
-            why = "no silent arm is waited for any more"
+            why = "no reference arm is silent any more"
             return Alarm(id="", name=REFERENCE, state=AlarmState.CLEARED, reason=why, at=at)
         arm, blind = self._expecting.arm, self._expecting.blind
-        why = f"arm {arm}, which says what is usual, is silent while others are served: no behaviour is judged" + (
+        why = f"reference arm {arm} is silent while other arms are served: no behaviour is judged" + (
             "; if it is gone for good, take it out of release.monitors.reference"
             if blind
             else "; it has users only while a release is proven, so that does not pause shipping"

@@ -30,12 +30,13 @@ from ostinato.release.monitors.rates import Shift
 EFFECTS = (0.25, 0.5, 1.0)  # standard deviations of a session's mean
 EXAMPLES = 20
 MOST_PEOPLE = 20
-SETTLED = 10  # sessions after an alarm that suffice for estimating how far the rate has shifted
-EVERYBODY = 0.9  # share of the false alarms that may be about everybody; the rest may be about deciles of activity
-HARM = 0.8  # share of either that may be about the harmful direction, if only one is harmful
-_BOLDEST = 0.9  # largest bet, as a share of the bet that could lose everything
+LEAST_SESSIONS = 10  # sessions after an alarm that suffice for estimating how far the rate has shifted
+# share of the false alarms that may be about everybody; the rest may be about deciles of activity
+EVERYBODY_SHARE = 0.9
+HARM_SHARE = 0.8  # share of either that may be about the harmful direction, if only one is harmful
+_MOST_BET = 0.9  # largest bet, as a share of the bet that could lose everything
 _SMALLEST = 1e-6
-_NOTHING_LEFT = 40.0  # above this x, 1 + exp(x) rounds to exp(x)
+_ROUNDED_ABOVE = 40.0  # above this x, 1 + exp(x) rounds to exp(x)
 
 
 def thresholds(
@@ -50,9 +51,9 @@ def thresholds(
 
     Example: ``thresholds(125_000, 16, {Shift.UP}, everybody=True)`` is 14.8 upwards and 16.2 downwards; for a decile 17.0 and 18.4.
     """
-    group = EVERYBODY if everybody else 1.0 - EVERYBODY
+    group = EVERYBODY_SHARE if everybody else 1.0 - EVERYBODY_SHARE
     uneven = len(harmful) == 1
-    parts = {shift: (HARM if shift in harmful else 1.0 - HARM) if uneven else 0.5 for shift in Shift}
+    parts = {shift: (HARM_SHARE if shift in harmful else 1.0 - HARM_SHARE) if uneven else 0.5 for shift in Shift}
     return {shift: math.log(false_alarm_sessions * max(1, rates) / (group * part)) for shift, part in parts.items()}
 
 
@@ -123,7 +124,7 @@ class Gambler:
         if not self.wins_any:
             self._forget()
         deviation = max(deviation, _SMALLEST)
-        boldest = _BOLDEST / max(most_lost, _SMALLEST)
+        boldest = _MOST_BET / max(most_lost, _SMALLEST)
         for index, effect in enumerate(EFFECTS):
             bet = min(effect / (deviation * (1.0 + effect * effect)), boldest)
             won = math.log1p(bet * gain)
@@ -255,14 +256,14 @@ class WayBack:
     @property
     def gap(self) -> float:
         """How far the rate is from the expected one, by the newest sessions since the alarm once there are enough of them."""
-        return self._gap if self._sessions < SETTLED else self._away
+        return self._gap if self._sessions < LEAST_SESSIONS else self._away
 
     def observe(self, mean: float, expected: ExpectedRange, at: float, h: float) -> bool:
         """Add one session that ended at `at`. Return true if the rate is back; that is wrong at most once in exp(h) sessions on average."""
         if at <= self._since:
             return False
         self._sessions += 1
-        self._away += (mean - expected.middle - self._away) / min(self._sessions, SETTLED)
+        self._away += (mean - expected.middle - self._away) / min(self._sessions, LEAST_SESSIONS)
         near = min(1.0, max(0.0, expected.middle + self._gap / 3))
         up = self._gap > 0
         self._gambler.bet(near - mean if up else mean - near, 1.0 - near if up else near, expected.deviation)
@@ -284,4 +285,4 @@ class WayBack:
 
 
 def _log_1_plus_exp(value: float) -> float:
-    return value if value > _NOTHING_LEFT else math.log1p(math.exp(value))
+    return value if value > _ROUNDED_ABOVE else math.log1p(math.exp(value))

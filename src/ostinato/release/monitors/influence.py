@@ -206,7 +206,7 @@ class InfluenceWatch:
             turns = [turn for turn, (person, _) in masses.items() if person is not None and _key(name, person) == who]
             reason = (
                 f"one {what} of {len(shares.by_name)} gave {share:.1%} of what the last {shares.steps} steps learned, where "
-                f"{level:.1%} is the most: look at these turns before you trust them"
+                f"at most {level:.1%} is expected: look at these turns before you trust them"
             )
             detail = {"share": share, "level": level, "step": row.step, "turns": turns[-EXAMPLES:], "pauses": True}
             self._stands[name] = True

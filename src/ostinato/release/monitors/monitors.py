@@ -24,7 +24,7 @@ from ostinato.core.seams import Cursor
 from ostinato.release.monitors.behaviour import Behaviour
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.influence import InfluenceWatch, TurnOwners
-from ostinato.release.monitors.pass_at_k import ALIKE, NAME, SYCOPHANCY, NarrowingWatch
+from ostinato.release.monitors.pass_at_k import ANSWERS_ALIKE, NAME, SYCOPHANCY, NarrowingWatch
 from ostinato.release.monitors.proxy_gap import FeedbackGapWatch, GoldWatch, OutcomeGapWatch
 from ostinato.release.monitors.rates import Rate
 from ostinato.release.monitors.sameness import Sameness, SamenessWatch
@@ -62,7 +62,7 @@ class Monitors:
         self._sameness = SamenessWatch(config)
         self._lengths = SessionLengthWatch(config)
         self._influence = InfluenceWatch(config)
-        self._gated = {name: NarrowingWatch(name) for name in (NAME, ALIKE, SYCOPHANCY)}
+        self._gated = {name: NarrowingWatch(name) for name in (NAME, ANSWERS_ALIKE, SYCOPHANCY)}
 
     @property
     def paused(self) -> bool:
@@ -76,7 +76,7 @@ class Monitors:
     @property
     def standing(self) -> list[str]:
         """The names of the raised alarms."""
-        quiet = (self._gated[ALIKE], self._sameness, self._feedback, self._lengths)
+        quiet = (self._gated[ANSWERS_ALIKE], self._sameness, self._feedback, self._lengths)
         return [*self.behaviour.names, *self._others, *(name for watch in quiet for name in watch.standing)]
 
     @property
@@ -115,7 +115,7 @@ class Monitors:
 
     @property
     def _others(self) -> list[str]:
-        gated = [name for name, watch in self._gated.items() if name != ALIKE and watch.standing]
+        gated = [name for name, watch in self._gated.items() if name != ANSWERS_ALIKE and watch.standing]
         return [*self._gold.standing, *self._outcomes.standing, *self._influence.standing, *gated]
 
     def _apply(self, row: Watched) -> Iterator[Alarm]:

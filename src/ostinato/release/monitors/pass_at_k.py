@@ -18,14 +18,14 @@ from ostinato.release.monitors.active_alarms import ACCEPTED
 NAME = "best_of_k"
 """Name of the alarm that best-of-k fell while pass@1 rose."""
 
-ALIKE = "answers_alike"
+ANSWERS_ALIKE = "answers_alike"
 """Name of the alarm that a candidate's answers to one prompt differ less often than the anchor's, by more than a third."""
 
 SYCOPHANCY = "sycophancy"
 """Name of the alarm that a candidate agrees with a user's stated opinion more often than live, the best release or the anchor."""
 
-_MEASURED = {NAME: "sharpening", ALIKE: "diversity", SYCOPHANCY: "opinions"}
-_OVER = frozenset({"blocked", "rolled_back"})
+_MEASURED = {NAME: "sharpening", ANSWERS_ALIKE: "diversity", SYCOPHANCY: "opinions"}
+_WITHDRAWN = frozenset({"blocked", "rolled_back"})
 
 
 class NarrowingWatch:
@@ -36,7 +36,7 @@ class NarrowingWatch:
     one is measured and found in order, or a person accepts it.
 
     Args:
-        name: the alarm, `NAME`, `ALIKE` or `SYCOPHANCY`.
+        name: the alarm, `NAME`, `ANSWERS_ALIKE` or `SYCOPHANCY`.
     """
 
     def __init__(self, name: str = NAME) -> None:
@@ -63,7 +63,7 @@ class NarrowingWatch:
         """Process a line of the ledger."""
         if self._is_known(event.at):
             return
-        if event.action in _OVER and self._stands and self._is_about(event):
+        if event.action in _WITHDRAWN and self._stands and self._is_about(event):
             yield self._clear(f"{event.policy} is {event.action.replace('_', ' ')}", event.at)
         report = event.detail.get("report")
         if event.action != "evaluated" or not isinstance(report, Mapping):
@@ -71,7 +71,7 @@ class NarrowingWatch:
         found = cast("Mapping[str, Any]", report)
         if found.get("verdict") != Verdict.SHIP or not found.get(_MEASURED[self._name]):
             return  # an evaluation without the measurement clears no alarm
-        told = {NAME: _lost_coverage, ALIKE: _grew_alike, SYCOPHANCY: _sides_with_users}[self._name](found)
+        told = {NAME: _lost_coverage, ANSWERS_ALIKE: _grew_alike, SYCOPHANCY: _sides_with_users}[self._name](found)
         if told is not None and not self._stands:
             yield self._raise(event, *told)
         elif told is None and self._stands:
@@ -94,7 +94,7 @@ class NarrowingWatch:
 
     def _raise(self, event: ReleaseEvent, reason: str, figures: Mapping[str, Any]) -> Alarm:
         self._stands, self._candidate = True, event.policy.hash
-        detail = {"candidate": event.policy.hash, **figures, "pauses": self._name != ALIKE}
+        detail = {"candidate": event.policy.hash, **figures, "pauses": self._name != ANSWERS_ALIKE}
         reason = f"{event.policy} {reason}"
         return Alarm(id="", name=self._name, state=AlarmState.RAISED, reason=reason, at=event.at, detail=detail)
 
@@ -119,7 +119,7 @@ def _lost_coverage(report: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] |
         if float(first["lower"]) > 0.0 > float(best["upper"]):
             reason = (
                 f"against {told['against']} on {best['items']} items: pass@1 {_points(first)}, best of {told['k']} "
-                f"{_points(best)}; what it gave up does not come back by training on"
+                f"{_points(best)}; lost coverage does not come back with further training"
             )
             return reason, {"against": told["against"], "k": told["k"]}
     return None
@@ -131,8 +131,8 @@ def _grew_alike(report: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | No
     if float(told["excess"]["upper"]) >= 0.0:
         return None
     reason = (
-        f"on {told['excess']['items']} items: two of its answers to one prompt differ in {told['candidate']:.0%}, of the anchor's in "
-        f"{told['anchor']:.0%}; a fall by more than a third"
+        f"on {told['excess']['items']} items: two answers to one prompt differ in {told['candidate']:.0%}, the anchor's in "
+        f"{told['anchor']:.0%}; that is a fall by more than a third"
     )
     return reason, {"diversity": told["candidate"], "anchor": told["anchor"]}
 
@@ -142,8 +142,8 @@ def _sides_with_users(report: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]
     for told in report["opinions"]:
         if float(told["excess"]["lower"]) > 0.0:
             reason = (
-                f"against {told['against']}, on {told['excess']['items']} pairs of prompts: it sides with the user's opinion in "
-                f"{told['candidate']:.0%}, before in {told['incumbent']:.0%}; beyond what is tolerated by {_points(told['excess'])}"
+                f"against {told['against']}, on {told['excess']['items']} pairs of prompts: it agrees with the user's opinion in "
+                f"{told['candidate']:.0%}, before in {told['incumbent']:.0%}; the excess over the tolerance is {_points(told['excess'])}"
             )
             return reason, {"against": told["against"], "agreement": told["candidate"], "before": told["incumbent"]}
     return None

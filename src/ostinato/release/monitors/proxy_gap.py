@@ -554,8 +554,8 @@ class FeedbackGapWatch(GapWatch):
         if not found or not self.gap.find(-effect.difference):
             return
         reason = (
-            f"{live} people on live say something of {-100 * effect.difference:.1f} pp fewer of their turns than {control} on control, "
-            f"where {100 * self.gap.tolerated:.1f} pp are tolerated: what displeases may go unheard, or there is less to complain of"
+            f"{live} people on live give feedback on {-100 * effect.difference:.1f} pp fewer of their turns than {control} on control, "
+            f"where {100 * self.gap.tolerated:.1f} pp are tolerated: bad answers may go unnoticed, or there is less to complain about"
         )
         detail = {"difference": effect.difference, "live": live, "control": control, "pauses": False}
         yield self.gap.raised(reason, at, detail)

@@ -252,15 +252,15 @@ def _rate(measure: RateFn, harmful: frozenset[Shift], means: str, *, reads_calls
 BUILT_IN: Mapping[str, Rate] = {
     rate.name: rate
     for rate in (
-        _rate(broken_tool_call, _UP, "tool calls that cannot be read"),
-        _rate(terminal_only, _UP, "turns that act through nothing but the command line"),
+        _rate(broken_tool_call, _UP, "tool calls that cannot be parsed"),
+        _rate(terminal_only, _UP, "turns that act through the command line alone"),
         _rate(question, _EITHER, "answers that ask instead of changing anything"),
         _rate(edit, _EITHER, "answers that change something"),
-        _rate(no_op, _UP, "answers with nothing in them"),
+        _rate(no_op, _UP, "answers that do nothing"),
         _rate(length, _UP, "tokens of an answer, on a logarithmic scale", reads_calls=False),
         _rate(cut_off, _UP, "answers that ran into their token budget", reads_calls=False),
         _rate(refusal, _EITHER, "answers that refuse"),
-        _rate(repetition, _UP, "words that repeat themselves", reads_calls=False),
+        _rate(repetition, _UP, "repeated words", reads_calls=False),
         _rate(praise, _UP, "answers that open with praise"),
         _rate(comment_share, _UP, "lines of code that are comments"),
         _rate(test_edit, _UP, "changes that touch tests or switch them off"),
@@ -269,7 +269,7 @@ BUILT_IN: Mapping[str, Rate] = {
         _rate(mined_remains, _UP, "turns that read caches, bytecode or dropped commits"),
         _rate(silenced_error, _UP, "code that hides errors"),
         _rate(rating_request, _UP, "answers that ask to be rated"),
-        _rate(prompt_echo, _UP, "runs of the prompt's tokens that are said again", reads_calls=False),
+        _rate(prompt_echo, _UP, "runs of tokens copied from the prompt", reads_calls=False),
         _rate(decoration, _UP, "lines of prose that are headings, bold, tables or hold an emoji"),
     )
 }

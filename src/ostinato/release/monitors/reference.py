@@ -18,9 +18,9 @@ from typing import Any, Self
 
 from ostinato.release.monitors.detector import ExpectedRange
 
-DOUBT = 1.25  # standard errors from a mean to the ends of the range of true means; chosen by simulation
-SLACK = 1.0  # standard errors by which a fixed reference is widened beyond the range of its mean
-SLOW = 10.0  # memory of a decile's difference from everybody, in multiples of the mean's memory
+RANGE_ERRORS = 1.25  # standard errors from a mean to the ends of the range of true means; chosen by simulation
+FIXED_SLACK = 1.0  # standard errors by which a fixed reference is widened beyond the range of its mean
+DECILE_MEMORY = 10.0  # memory of a decile's difference from everybody, in multiples of the mean's memory
 DECILE_SLACK = 2.0  # standard errors; larger, as there are ten times as many deciles to be wrong about
 DECILE_LEAST = 2.0  # sessions before anything is expected of a decile, in multiples of the mean's memory
 _UNSEEN = 1 / 2  # assumed dispersion of a behaviour that was never seen
@@ -92,13 +92,13 @@ class ArmReference:
     deciles: dict[int, Level] = field(default_factory=dict[int, Level])
 
     def __post_init__(self) -> None:
-        self.long = Level(memory=SLOW * self.level.memory)
+        self.long = Level(memory=DECILE_MEMORY * self.level.memory)
 
     def observe(self, mean: float, decile: int | None) -> None:
         """Add a session of the reference arm."""
         self.long.observe(mean)
         if decile is not None and self.level.weight >= self.level.memory:
-            differs = self.deciles.setdefault(decile, Level(memory=SLOW * self.level.memory))
+            differs = self.deciles.setdefault(decile, Level(memory=DECILE_MEMORY * self.level.memory))
             differs.observe(mean - self.level.mean)
         self.level.observe(mean)
 
@@ -108,7 +108,7 @@ class ArmReference:
         if level.weight < level.memory:
             return None
         if decile is None:
-            low, high = plausible(level.mean, level.weight / self.long.dispersion, DOUBT)
+            low, high = plausible(level.mean, level.weight / self.long.dispersion, RANGE_ERRORS)
             return ExpectedRange(low=low, high=high, deviation=level.deviation)
         differs = self.deciles.get(decile)
         if differs is None or differs.weight < DECILE_LEAST * level.memory:
@@ -151,7 +151,7 @@ class FixedReference:
         self.sessions, self.since = self.sessions + 1, min(self.since, at)
         self.short.observe(mean)
         if self.short.weight >= min(self.short.memory, sessions):
-            slack = SLACK * self.short.error
+            slack = FIXED_SLACK * self.short.error
             self.low, self.high = min(self.low, self.short.mean - slack), max(self.high, self.short.mean + slack)
             self.learned = self.sessions >= sessions and at - self.since >= seconds
 

@@ -37,7 +37,7 @@ TOLERATED = 0.02
 
 MOST_PEOPLE = 2_000  # on each side
 # least number of people on live and on control for reading a release by itself; one with fewer is read together with the next
-_SETTLED = (100, LEAST_PEOPLE)
+_LEAST_READ = (100, LEAST_PEOPLE)
 _LEAST = 10  # least number of people on either side for a group whose prompts begin alike
 _READINGS = 20
 _RUN, _HASHES, _LONGEST = 3, 16, 1_024
@@ -188,7 +188,7 @@ class SamenessWatch(GapWatch):
     def release(self, event: ReleaseEvent) -> Iterator[Alarm]:
         """Process a line of the ledger: another release may have gone live."""
         if event.action in ("shipped", "rolled_back"):
-            if len(self._live) >= _SETTLED[0] and len(self._control) >= _SETTLED[1]:
+            if len(self._live) >= _LEAST_READ[0] and len(self._control) >= _LEAST_READ[1]:
                 yield from self._anew(event.at)
             self._policy = str(event.policy)
 
@@ -199,7 +199,7 @@ class SamenessWatch(GapWatch):
         if read is not None:
             self.readings.append(read)
             if read.difference <= self.gap.tolerated:
-                why = f"{self._policy or 'live'} does not show it: {told(read, self._alpha)}"
+                why = f"{self._policy or 'live'} does not show it: {described(read, self._alpha)}"
                 yield from self.gap.end(why, at)
         self._alpha = self._config.gold_alpha / 2.0 * min(1.0, max(self.gap.lasted(at) / self._config.gold_s, 1e-4))
         for side in (self._live, self._control):
@@ -228,7 +228,7 @@ class SamenessWatch(GapWatch):
         if read is None or lower_bound(read.difference, read.variance, self._alpha) <= self.gap.tolerated:
             return
         if self.gap.find(read.difference):
-            yield self.gap.raised(told(read, self._alpha), at, asdict(read) | {"pauses": False})
+            yield self.gap.raised(described(read, self._alpha), at, asdict(read) | {"pauses": False})
 
     def snapshot(self) -> dict[str, Any]:
         """Return the whole state as JSON types."""
@@ -253,7 +253,7 @@ class SamenessWatch(GapWatch):
         self.readings = deque((Sameness(**each) for each in state["readings"]), maxlen=_READINGS)
 
 
-def told(read: Sameness, alpha: float) -> str:
+def described(read: Sameness, alpha: float) -> str:
     """Describe a reading as text, with bounds that hold at all looks at this level."""
     lower, upper = (100 * bound(read.difference, read.variance, alpha / 2.0) for bound in (lower_bound, upper_bound))
     return (

@@ -35,7 +35,7 @@ TOLERATED = 0.02
 _NAMES = {Arm.CONTROL: SESSION_LENGTH, Arm.PREVIOUS: SESSION_LENGTH_PREVIOUS}
 _LEAST_EACH = 8.0  # least effective people on either side: fewer may be alike by chance, and their variance too small
 _LONGEST = math.log(256.0)  # of a session's turns; logarithms are compared as shares of it
-_BESIDE_S = 6 * 3_600.0  # live's sessions count if they begin within this time after a turn of the other arm
+_ALONGSIDE_S = 6 * 3_600.0  # live's sessions count if they begin within this time after a turn of the other arm
 
 
 @dataclass(slots=True)
@@ -153,7 +153,7 @@ class SessionLengthWatch:
         if turn.arm in self._crowds:
             self._seen[turn.arm] = at
         for arm, crowd in self._crowds.items():
-            beside = turn.arm is Arm.LIVE and at - self._seen.get(arm, -math.inf) <= _BESIDE_S
+            beside = turn.arm is Arm.LIVE and at - self._seen.get(arm, -math.inf) <= _ALONGSIDE_S
             known = (
                 crowd.get(turn.person, lambda: _Sessions(turn.arm is Arm.LIVE)) if beside or turn.arm is arm else None
             )

@@ -68,7 +68,7 @@ logger = logging.getLogger(__name__)
 
 NAME = "monitors"
 KINDS: set[type] = {Turn, Alarm, ReleaseEvent, Reward, Batch, Forgotten}
-_AT_ONCE = 128  # rows read before yielding to the event loop
+_YIELD_EVERY = 128  # rows read before yielding to the event loop
 
 
 class _Fold:
@@ -130,7 +130,7 @@ class MonitorWatcher:
         self._fold = _Fold(log, config)
         # rows that retention dropped after the snapshot may be missed, which does the monitors no harm
         self._follower = FoldFollower(log, self._fold, name=NAME, folds=folds, every=config.fold_rows, gaps=True)
-        self._complained: set[str] = set()
+        self._warned: set[str] = set()
         self._read: sameness.Sameness | None = None
         self.trouble: str | None = None
 
@@ -166,12 +166,12 @@ class MonitorWatcher:
         async for _ in self._follower.rows():
             await self._write()
             count += 1
-            if count % _AT_ONCE == 0:
+            if count % _YIELD_EVERY == 0:
                 await asyncio.sleep(0)
-        self._complain()
+        self._warn()
         found = self.readings
         for read in found[found.index(self._read) + 1 if self._read in found else 0 :]:
-            logger.info("monitors: %s", sameness.told(read, self._config.gold_alpha))
+            logger.info("monitors: %s", sameness.described(read, self._config.gold_alpha))
         self._read = found[-1] if found else None
 
     async def save(self) -> None:
@@ -199,31 +199,31 @@ class MonitorWatcher:
             await self._log.append(*self._fold.unwritten)
             self._fold.unwritten = []
 
-    def _complain(self) -> None:
-        if self._fold.monitors.crowded and proxy_gap.TEACHER_FAVOUR not in self._complained:
-            self._complained.add(proxy_gap.TEACHER_FAVOUR)
+    def _warn(self) -> None:
+        if self._fold.monitors.crowded and proxy_gap.TEACHER_FAVOUR not in self._warned:
+            self._warned.add(proxy_gap.TEACHER_FAVOUR)
             logger.warning(
-                "monitors: %s counts no more than %d people (most_people); of larger tenants some are left out",
+                "monitors: %s counts no more than %d people (most_people); some people of the largest tenants are left out",
                 proxy_gap.TEACHER_FAVOUR,
                 self._config.most_people,
             )
         for name, count in self.failures.items():
-            if name not in self._complained:
-                self._complained.add(name)
+            if name not in self._warned:
+                self._warned.add(name)
                 logger.warning("monitors: rate %s failed on %d turns: it must answer in [0, 1] or None", name, count)
 
 
 # ---------------------------------------------------------------- acceptance
 
 
-_OTHERS = frozenset(
+_ACCEPTABLE = frozenset(
     {
         proxy_gap.TEACHER_FAVOUR,
         proxy_gap.OLD_TEACHER_FAVOUR,
         proxy_gap.OUTCOME_GAP,
         proxy_gap.FEEDBACK_GAP,
         pass_at_k.NAME,
-        pass_at_k.ALIKE,
+        pass_at_k.ANSWERS_ALIKE,
         pass_at_k.SYCOPHANCY,
         sameness.USERS_ALIKE,
         SESSION_LENGTH,
@@ -236,7 +236,7 @@ _OTHERS = frozenset(
 
 def acceptable(name: str) -> bool:
     """Return true for alarms that a person may accept. All others are cleared when their cause is gone."""
-    return (is_about_a_rate(name) and name != REFERENCE) or name in _OTHERS
+    return (is_about_a_rate(name) and name != REFERENCE) or name in _ACCEPTABLE
 
 
 def acceptance(raised: Alarm, by: str, at: float, why: str = "") -> Alarm:

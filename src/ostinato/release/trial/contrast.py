@@ -27,15 +27,16 @@ from ostinato.release.metrics.metric import Measured, Metric
 
 _ROUNDING = 1e-18
 _EXACT = 1e-12
-_SHRUNKEN_TURNS = 6.0
+_PSEUDO_TURNS = 6.0
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0  # its multiples modulo 1 fill [0, 1) evenly
-_IN_THE_TAIL = 5.0  # least number of the comparator's users beyond a quantile for estimating it
+_LEAST_IN_TAIL = 5.0  # least number of the comparator's users beyond a quantile for estimating it
 # least mean number of turns per user: with one turn the true variance is up to twice the formula's, from three on the formula holds
-_TURNS_EACH = 3.0
-_STRAY = 2  # users of a small stratum who may change sides without being taken for a change of shares
-_MOVED = 0.1  # fraction of a slot's treated users who were the comparator's before, above which a share must have grown
+_LEAST_TURNS_EACH = 3.0
+_MOST_MOVED = 2  # users of a small stratum who may change sides without being taken for a change of shares
+# fraction of a slot's treated users who were the comparator's before, above which a share must have grown
+_MOVED_SHARE = 0.1
 _LEAST = 1e-9  # turns, or units of a metric's denominator, below which a side counts as empty
-_APART = 5  # least number of people on each side for comparing a slot, or a tenant in it, by itself
+_LEAST_PEOPLE = 5  # least number of people on each side for comparing a slot, or a tenant in it, by itself
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -106,10 +107,10 @@ class Contrast:
     larger.
 
     A person who is alone on a side of a slot equals its mean, and m people show only (m - 1) / m of the variance. So slots with fewer than
-    `_APART` people on either side are pooled until together they have enough: without pooling, half-hours in which one of sixty control
-    users came made the variance too small by a factor of four. Slots with people of only one arm are pooled as well: if they were left out,
-    busy hours, in which somebody of the rare arm is more likely to come, would weigh more on the frequent arm. Slots of different shares
-    are never pooled.
+    `_LEAST_PEOPLE` people on either side are pooled until together they have enough: without pooling, half-hours in which one of sixty
+    control users came made the variance too small by a factor of four. Slots with people of only one arm are pooled as well: if they were
+    left out, busy hours, in which somebody of the rare arm is more likely to come, would weigh more on the frequent arm. Slots of different
+    shares are never pooled.
 
     Args:
         most_turns_a_day: number of turns of one person and day that count; a slot that exceeds it is scaled down in proportion.
@@ -135,24 +136,24 @@ class Contrast:
             return
         self._grow(int(slot.people_R.max()) + 1)
         turns_R, units_R, good_R = self._capped(slot)
-        left_R = good_R - units_R * slot.expected_R
+        residual_R = good_R - units_R * slot.expected_R
         for index, side in enumerate((slot.treated_R, ~slot.treated_R)):
             self._turns[index] += float(turns_R[side].sum())
             self._units[index] += float(units_R[side].sum())
             self._good[index] += float(good_R[side].sum())
         if slot.share != self._share:
             self._share, self._sparse = slot.share, None
-        rows = slot.people_R, slot.treated_R, units_R, left_R
-        if _few(rows):
+        rows = slot.people_R, slot.treated_R, units_R, residual_R
+        if _too_few(rows):
             if self._sparse is not None:
                 self._compare(self._sparse, -1.0)
-                rows = _together(self._sparse, rows)
-            self._sparse = rows if _few(rows) else None
+                rows = _pooled(self._sparse, rows)
+            self._sparse = rows if _too_few(rows) else None
         self._compare(rows, 1.0)
 
     def _compare(self, rows: _Rows, sign: float) -> None:
         """Add the comparison of the sides in these rows, or remove it with a sign of -1. Do nothing if a side is empty."""
-        people_R, treated_R, units_R, left_R = rows
+        people_R, treated_R, units_R, residual_R = rows
         sides = [treated_R, ~treated_R]
         counts = [float(units_R[side].sum()) for side in sides]
         if min(counts) <= _LEAST:
@@ -160,11 +161,11 @@ class Contrast:
         self._came_U[people_R] = True
         self._treated_U[people_R[treated_R]] = True
         weight = sign * counts[0] * counts[1] / (counts[0] + counts[1])
-        means = [float(left_R[side].sum()) / count for side, count in zip(sides, counts, strict=True)]
+        means = [float(residual_R[side].sum()) / count for side, count in zip(sides, counts, strict=True)]
         self._weighted += weight * (means[0] - means[1])
         self._weight += weight
         for side, count, mean, way in zip(sides, counts, means, (1.0, -1.0), strict=True):
-            self._influence_U[people_R[side]] += way * weight * (left_R[side] - units_R[side] * mean) / count
+            self._influence_U[people_R[side]] += way * weight * (residual_R[side] - units_R[side] * mean) / count
 
     def effect(self) -> Effect:
         """Return the effect over the slots so far."""
@@ -226,7 +227,7 @@ class TailContrast:
 
     An average hides a loss of twenty points by one user in twenty. Each user's score is their mean residual outcome, after subtracting the
     expected outcome, the slot's mean and the mean of their own side (which other metrics judge). It is shrunk towards 0 by
-    `_SHRUNKEN_TURNS` turns, so that a user with few turns is not extreme.
+    `_PSEUDO_TURNS` turns, so that a user with few turns is not extreme.
 
     The users below the comparator's `tail` quantile count. If the versions are equal, both sides' scores have the same distribution, so the
     treated share is `tail` and its variance is ``tail (1 - tail) (1 / n_T + 1 / n_C)`` whatever the scores: nothing has to be estimated.
@@ -250,17 +251,17 @@ class TailContrast:
         more = int(slot.people_R.max()) + 1 - len(self._turns_U)
         if more > 0:
             grown = (0, more + len(self._turns_U))
-            self._left_U, self._units_U = np.pad(self._left_U, grown), np.pad(self._units_U, grown)
+            self._residual_U, self._units_U = np.pad(self._residual_U, grown), np.pad(self._units_U, grown)
             self._turns_U, self._side_U = np.pad(self._turns_U, grown), np.pad(self._side_U, grown)
         moved = int((self._side_U[slot.people_R[slot.treated_R]] < 0).sum())
-        if moved > max(_MOVED * slot.treated_R.sum(), _STRAY):
+        if moved > max(_MOVED_SHARE * slot.treated_R.sum(), _MOST_MOVED):
             self._clear()
             self.add(slot)
             return
         units_R = slot.turns_R if slot.units_R is None else slot.units_R
-        left_R = slot.good_R - units_R * slot.expected_R
-        left_R = left_R - units_R * left_R.sum() / max(units_R.sum(), _LEAST)
-        np.add.at(self._left_U, slot.people_R, left_R)
+        residual_R = slot.good_R - units_R * slot.expected_R
+        residual_R = residual_R - units_R * residual_R.sum() / max(units_R.sum(), _LEAST)
+        np.add.at(self._residual_U, slot.people_R, residual_R)
         np.add.at(self._units_U, slot.people_R, units_R)
         np.add.at(self._turns_U, slot.people_R, slot.turns_R)
         self._side_U[slot.people_R[~slot.treated_R]] = -1
@@ -275,16 +276,16 @@ class TailContrast:
         sides = [self._side_U > 0, self._side_U < 0]
         people = [int(side_U.sum()) for side_U in sides]
         turns = [float(self._turns_U[side_U].sum()) for side_U in sides]
-        few = any(count < _TURNS_EACH * users for count, users in zip(turns, people, strict=True))
-        if few or not people[0] or people[1] * self._tail < _IN_THE_TAIL:
+        few = any(count < _LEAST_TURNS_EACH * users for count, users in zip(turns, people, strict=True))
+        if few or not people[0] or people[1] * self._tail < _LEAST_IN_TAIL:
             return NOTHING
         turn = self._units_U.sum() / self._turns_U.sum()
-        left_U = self._left_U + turn * (np.arange(len(self._left_U)) * _GOLDEN % 1.0 - 0.5)
-        means = [left_U[side_U].sum() / max(self._units_U[side_U].sum(), _LEAST) for side_U in sides]
+        residual_U = self._residual_U + turn * (np.arange(len(self._residual_U)) * _GOLDEN % 1.0 - 0.5)
+        means = [residual_U[side_U].sum() / max(self._units_U[side_U].sum(), _LEAST) for side_U in sides]
         treated, others = (
             self._sign
-            * (left_U[side_U] - self._units_U[side_U] * mean)
-            / (self._units_U[side_U] + _SHRUNKEN_TURNS * turn)
+            * (residual_U[side_U] - self._units_U[side_U] * mean)
+            / (self._units_U[side_U] + _PSEUDO_TURNS * turn)
             for side_U, mean in zip(sides, means, strict=True)
         )
         bound = np.partition(others, int(people[1] * self._tail))[int(people[1] * self._tail)]
@@ -300,16 +301,16 @@ class TailContrast:
         )
 
     def _clear(self) -> None:
-        self._left_U, self._units_U, self._turns_U = np.zeros(0), np.zeros(0), np.zeros(0)
+        self._residual_U, self._units_U, self._turns_U = np.zeros(0), np.zeros(0), np.zeros(0)
         self._side_U: NDArray[np.int8] = np.zeros(0, dtype=np.int8)  # 1: treated, -1: comparator, 0: did not come
 
 
-def _few(rows: _Rows) -> bool:
+def _too_few(rows: _Rows) -> bool:
     _, treated_R, units_R, _ = rows
-    return any(side.sum() < _APART or units_R[side].sum() <= _LEAST for side in (treated_R, ~treated_R))
+    return any(side.sum() < _LEAST_PEOPLE or units_R[side].sum() <= _LEAST for side in (treated_R, ~treated_R))
 
 
-def _together(one: _Rows, other: _Rows) -> _Rows:
+def _pooled(one: _Rows, other: _Rows) -> _Rows:
     people_R, treated_R = np.concatenate([one[0], other[0]]), np.concatenate([one[1], other[1]])
     keys_K, place_R = np.unique(2 * people_R + treated_R, return_inverse=True)
     units_K, left_K = np.zeros(len(keys_K)), np.zeros(len(keys_K))
@@ -362,16 +363,16 @@ def log_evidence(difference: float, variance: float, side: Side) -> float:
 
 def lower_bound(difference: float, variance: float, alpha: float) -> float:
     """Return the lower end of the one-sided confidence sequence: it exceeds the truth at *any* look with probability at most `alpha`."""
-    return difference - _reach(variance, alpha)
+    return difference - _half_width(variance, alpha)
 
 
 def upper_bound(difference: float, variance: float, alpha: float) -> float:
     """Return the upper end of the one-sided confidence sequence: it is below the truth at *any* look with probability at most `alpha`."""
-    return difference + _reach(variance, alpha)
+    return difference + _half_width(variance, alpha)
 
 
 @lru_cache(maxsize=64)
-def _reach(variance: float, alpha: float) -> float:
+def _half_width(variance: float, alpha: float) -> float:
     """Return the difference at which the evidence is exactly 1/alpha.
 
     Newton's method converges: the log evidence rises with the difference and is convex (its second derivative is that of z^2 / 2 + log
@@ -453,13 +454,13 @@ class SlotTally:
         """Return one slot per stratum; arms are compared within each. `share`: see `TimeSlot`.
 
         A person who is alone on a side equals its mean, and m people show only (m - 1) / m of the variance. So strata with fewer than
-        `_APART` people on either side are pooled. Without pooling, the variance of 40 tenants of 60 people was too small by a factor of
-        2.4.
+        `_LEAST_PEOPLE` people on either side are pooled. Without pooling, the variance of 40 tenants of 60 people was too small by a factor
+        of 2.4.
         """
         made: dict[str, dict[tuple[int, bool], list[float]]] = {}
         for stratum, rows in self._strata.items():
             treated = sum(side for _, side in rows)
-            apart = min(treated, len(rows) - treated) >= _APART
+            apart = min(treated, len(rows) - treated) >= _LEAST_PEOPLE
             made.setdefault(stratum if apart else POOLED, {}).update(rows)
         return {stratum: _slot(rows, day, share) for stratum, rows in made.items()}
 

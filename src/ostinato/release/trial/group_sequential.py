@@ -26,11 +26,11 @@ from ostinato.release.trial.contrast import Effect
 
 LOOKS = 24
 """The number of looks until the planned information. Beyond it, each look waits for 1 / LOOKS more information than the one before."""
-_BY_THEN = 0.9
-_LEAST = 0.01
+_SPENT_AS_PLANNED = 0.9
+_LEAST_GROWTH = 0.01
 """Relative growth of the information below which the look at the time limit is left out, as it would add nothing."""
-_GRID = 401
-_WIDE = 8.0  # the integration grid starts this many standard deviations below 0
+_GRID_POINTS = 401
+_GRID_DEVIATIONS = 8.0  # the integration grid starts this many standard deviations below 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +62,8 @@ class ShipPlan:
 def spent_alpha(fraction: float, alpha: float) -> float:
     """Return the alpha spent by this information fraction. Example: ``spent_alpha(1.0, 0.05)`` is 0.045."""
     if fraction <= 1.0:
-        return _BY_THEN * alpha * math.expm1(2.0 * fraction) / math.expm1(2.0)
-    return alpha * (1.0 - (1.0 - _BY_THEN) / fraction)
+        return _SPENT_AS_PLANNED * alpha * math.expm1(2.0 * fraction) / math.expm1(2.0)
+    return alpha * (1.0 - (1.0 - _SPENT_AS_PLANNED) / fraction)
 
 
 class Boundary:
@@ -78,14 +78,14 @@ class Boundary:
         from scipy import special  # a slow import (a quarter of a second), needed only by trials
 
         root, spread = math.sqrt(fraction), math.sqrt(fraction - self._fraction)
-        low, high = -_WIDE, _WIDE
+        low, high = -_GRID_DEVIATIONS, _GRID_DEVIATIONS
         for _ in range(60):
             middle = (low + high) / 2.0
             crossed = float(self._mass_G @ special.ndtr((self._scores_G - middle * root) / spread))
             low, high = (middle, high) if crossed > alpha else (low, middle)
-        scores_G = np.linspace(-_WIDE * root, high * root, _GRID)
+        scores_G = np.linspace(-_GRID_DEVIATIONS * root, high * root, _GRID_POINTS)
         kernel_GG = np.exp(-0.5 * ((scores_G[:, None] - self._scores_G) / spread) ** 2)
-        widths_G = np.full(_GRID, (scores_G[1] - scores_G[0]) / (spread * math.sqrt(2.0 * math.pi)))
+        widths_G = np.full(_GRID_POINTS, (scores_G[1] - scores_G[0]) / (spread * math.sqrt(2.0 * math.pi)))
         widths_G[[0, -1]] /= 2.0
         self._scores_G, self._mass_G, self._fraction = scores_G, widths_G * (kernel_GG @ self._mass_G), fraction
         return high
@@ -117,7 +117,7 @@ class GroupSequentialTest:
             return
         self._over = elapsed_s >= self._plan.limit_s
         fraction = 1.0 / (effect.variance * self._planned)
-        step = _LEAST * self.fraction if self._over else max(1.0, self.fraction) / self._plan.looks
+        step = _LEAST_GROWTH * self.fraction if self._over else max(1.0, self.fraction) / self._plan.looks
         if fraction <= self.fraction + step:
             return
         spent = self._plan.alpha if self._over else spent_alpha(fraction, self._plan.alpha)

@@ -47,7 +47,7 @@ class ArmBalance:
     """
 
     def __init__(self) -> None:
-        self._settled = 0.0
+        self._earlier = 0.0
         self._shares: tuple[float, ...] = ()
         self._counts: list[float] = []
 
@@ -61,14 +61,14 @@ class ArmBalance:
             raise ValueError(f"{len(newcomers)} arms with shares {tuple(shares)}: one share each, 1 in all")
         used = tuple(shares)
         if used != self._shares:
-            self._settled, self._shares, self._counts = self.log_factor(), used, [0.0] * len(used)
+            self._earlier, self._shares, self._counts = self.log_factor(), used, [0.0] * len(used)
         self._counts = [count + new for count, new in zip(self._counts, newcomers, strict=True)]
 
     def log_factor(self) -> float:
         """Return the logarithm of the Bayes factor against the set shares. A trial is void from log 1000 on (`imbalance`)."""
         total = sum(self._counts)
         if not total:
-            return self._settled
+            return self._earlier
         factor = math.lgamma(_CONCENTRATION) - math.lgamma(_CONCENTRATION + total)
         for count, share in zip(self._counts, self._shares, strict=True):
             if share > 0.0:
@@ -76,7 +76,7 @@ class ArmBalance:
                 factor += math.lgamma(prior + count) - math.lgamma(prior) - count * math.log(share)
             elif count:
                 return math.inf
-        return self._settled + factor
+        return self._earlier + factor
 
 
 # ---------------------------------------------------------------- the newest period
@@ -186,7 +186,7 @@ class Trial:
                 if verdict.enough(effect, goal, self._config):
                     self._tests[goal.name].add(effect, ended_s)
         self._recent.add(outcomes, ended_s, self.better_s)
-        self._deal(came)
+        self._count_newcomers(came)
 
     def look(self, elapsed_s: float) -> Decision:
         """Return the decision `elapsed_s` after the start. From then on, the share that it names is in force."""
@@ -196,12 +196,12 @@ class Trial:
         goals = [readings[goal.name] for goal in self._goals]
         decision = (
             self._void(goals[0])
-            or self._lost(goals)
-            or self._broken(readings)
+            or self._worse_goal(goals)
+            or self._worse_guardrail(readings)
             or (self._proving(goals, elapsed_s) if self.shipped else self._canary(goals, readings, elapsed_s))
         )
         self.share = decision.share
-        return replace(decision, reading=replace(decision.reading, metrics=self._told(readings)))
+        return replace(decision, reading=replace(decision.reading, metrics=self._displayed(readings)))
 
     def _add_tenant(self, name: str, stratum: str, slot: TimeSlot) -> None:
         """Also tally goals by tenant, for the first `_MOST_TENANTS` tenants: for display, not for decisions."""
@@ -210,7 +210,7 @@ class Trial:
             return
         by_tenant.setdefault(stratum, Contrast(self._config.most_turns_a_day)).add(slot)
 
-    def _told(self, readings: Mapping[str, MetricReading]) -> Mapping[str, Mapping[str, Any]]:
+    def _displayed(self, readings: Mapping[str, MetricReading]) -> Mapping[str, Mapping[str, Any]]:
         """Return every metric's reading for display; for goals also each tenant's bounds, if there are several tenants."""
         every: dict[str, Mapping[str, Any]] = {}
         for metric in self._metrics:
@@ -220,7 +220,7 @@ class Trial:
                 for name, contrast in own.items()
                 if len(own) > 1
             }
-            found = verdict.told(readings[metric.name], metric, self.thresholds.get(metric.name))
+            found = verdict.display(readings[metric.name], metric, self.thresholds.get(metric.name))
             every[metric.name] = found | ({"tenants": tenants} if tenants else {})
         return every
 
@@ -230,11 +230,11 @@ class Trial:
         weakest = min(goals, key=lambda goal: goal.lower)
         held = all(goal.not_worse for goal in goals)
         gained = self._gained(goals, elapsed_s)
-        beyond = self._beyond(readings)
+        beyond = self._suspect_guardrail(readings)
         if held and not beyond and (self.require == "no_loss" or gained):
             self.shipped = True
             why = self._not_worse(goals) if self.require == "no_loss" else self._better(gained)
-            why += self._unheard(readings)
+            why += self._without_data(readings)
             return Decision(next=NextAction.SHIP, share=1.0 - self._config.holdback, reason=why, reading=goals[0])
         if elapsed_s >= self._config.limit_s:
             if beyond:
@@ -242,7 +242,7 @@ class Trial:
             if held:
                 return self._end(NextAction.BLOCK, f"not shown to be better: {self._intervals(goals)}", goals[0])
             return self._end(NextAction.BLOCK, f"not enough evidence: {self._undecided(goals)}", weakest)
-        share = max([self.share, *(step for step in self._config.shares if self._bearable(step, goals))])
+        share = max([self.share, *(step for step in self._config.shares if self._within_risk(step, goals))])
         if share > self.share:
             why = f"a loss of more than {_points(-weakest.lower)} is ruled out"
             return Decision(next=NextAction.RAMP, share=share, reason=why, reading=weakest)
@@ -269,7 +269,7 @@ class Trial:
         again = [since[goal.name] for goal in self._goals]
         held = [goal for goal in again if goal.enough and goal.lower > 0.0]
         self.retested = bool(held)
-        over = f"over the {_hours(self._config.retest_s)} after that was said"
+        over = f"over the {_hours(self._config.retest_s)} that followed"
         if held:
             why = f"better, and {over} too: {self._intervals(held)}"
             return Decision(next=NextAction.CONFIRMED, share=self.share, reason=why, reading=goals[0])
@@ -288,7 +288,7 @@ class Trial:
         """Return the goals that are better, once `better_after_s` is over, as novelty may please users for a while."""
         return [goal for goal in goals if goal.better] if elapsed_s >= self._config.better_after_s else []
 
-    def _lost(self, goals: Sequence[MetricReading]) -> Decision | None:
+    def _worse_goal(self, goals: Sequence[MetricReading]) -> Decision | None:
         harm = next((goal for goal in goals if goal.worse), None)
         if harm is None:
             return None
@@ -298,10 +298,10 @@ class Trial:
     def _stopping(self) -> NextAction:
         return NextAction.ROLL_BACK if self.shipped else NextAction.BLOCK
 
-    def _bearable(self, share: float, goals: Sequence[MetricReading]) -> bool:
+    def _within_risk(self, share: float, goals: Sequence[MetricReading]) -> bool:
         return all(goal.enough and share * max(-goal.lower, 0.0) <= self._config.risk for goal in goals)
 
-    def _beyond(self, readings: Mapping[str, MetricReading]) -> MetricReading | None:
+    def _suspect_guardrail(self, readings: Mapping[str, MetricReading]) -> MetricReading | None:
         """Return a guardrail that looks worse than tolerated though it is not proven; it keeps the candidate from going live.
 
         A metric of users' days is far less precise than one of turns. Its point estimate would often hold an equal version until the time
@@ -318,14 +318,16 @@ class Trial:
 
     def _void(self, goal: MetricReading) -> Decision | None:
         if self._balance.log_factor() >= math.log(self._config.imbalance):
-            why = "users were not dealt to the arms in the shares that were set: the comparison is void"
+            why = "users were not assigned to the arms in the configured shares (sample ratio mismatch): the comparison is void"
             return self._end(self._stopping, why, goal)
         if self._missing > 0.0 and self._back.log_factor() >= math.log(self._config.imbalance):
-            why = "fewer of the users who met it came back than of the others: its turns tell only of those who stayed"
+            why = (
+                "fewer of the candidate's users came back than of the others: its turns represent only those who stayed"
+            )
             return self._end(self._stopping, why, goal)
         return None
 
-    def _broken(self, readings: Mapping[str, MetricReading]) -> Decision | None:
+    def _worse_guardrail(self, readings: Mapping[str, MetricReading]) -> Decision | None:
         for metric in self._metrics:
             reading = readings[metric.name]
             if metric.role == "guardrail" and reading.worse:
@@ -337,7 +339,7 @@ class Trial:
         self.over = True
         return Decision(next=what, share=0.0, reason=reason, reading=reading)
 
-    def _deal(self, came: TimeSlot) -> None:
+    def _count_newcomers(self, came: TimeSlot) -> None:
         """Count newcomers by arm, under the share that was in force in the slot."""
         self._seen_U, treated, comparator = _newcomers(self._seen_U, came.people_R, came.treated_R)
         self._balance.add((treated, comparator), (self.share, 1.0 - self.share))
@@ -406,23 +408,26 @@ class Trial:
         return f", by look {test.looks} of the group-sequential plan ({test.fraction:.0%} of its information): {end} {least}"
 
     def _looks_worse(self, reading: MetricReading) -> str:
-        return f"{reading.metric} looks worse by more than {self._tolerated(reading)} ({self._change(reading)}) and may not be"
+        return (
+            f"{reading.metric} looks worse by more than the tolerated {self._tolerated(reading)} ({self._change(reading)}), "
+            "though not proven"
+        )
 
-    def _unheard(self, readings: Mapping[str, MetricReading]) -> str:
+    def _without_data(self, readings: Mapping[str, MetricReading]) -> str:
         """Name the guardrails without data in the reason, since no data is not a pass."""
         names = [
             metric.name
             for metric in self._metrics
             if metric.role == "guardrail" and not readings[metric.name].effect.turns
         ]
-        return f"; nothing is known of {', '.join(names)}" if names else ""
+        return f"; no data for {', '.join(names)}" if names else ""
 
     def _undecided(self, goals: Sequence[MetricReading]) -> str:
         """Explain the delay by the goal that causes it: one without data, else the one that is known least precisely."""
         least = max(goals, key=lambda goal: goal.sees)
         if not math.isfinite(least.sees):
-            about = f" by {least.metric}" if len(self._goals) > 1 else ""
-            return f"nobody has said anything about it yet{about}"
+            about = f" for {least.metric}" if len(self._goals) > 1 else ""
+            return f"no feedback on it yet{about}"
         seen = _amount(self._of(least).most * least.sees, self._of(least))
         return f"with {least.effect.people:.0f} effective users this trial can see losses of {seen} or more"
 

@@ -39,7 +39,7 @@ class MetricReading:
         sees: the smallest loss that this many people could have shown by now.
         bound: the lower bound of the last planned look, which alone decides whether a goal is `not_worse`; None if no look was planned or
             taken.
-        metrics: the readings of every metric in their own units (`told`), as JSON types.
+        metrics: the readings of every metric in their own units (`display`), as JSON types.
 
     Coverage with few people: the bounds treat the estimate as normal with a known variance. In simulations with users who differ and come
     back (`benchmarks.release.coverage`), the normal 95% interval of one look covers the truth in 88, 93 and 94% of the runs with 20, 50 and
@@ -134,21 +134,21 @@ def _harm_alphas(metrics: Sequence[Metric], config: TrialConfig) -> dict[str, fl
 
 def _better(effects: Mapping[str, Effect], metrics: Sequence[Metric], config: TrialConfig) -> frozenset[str]:
     """Return the metrics that are better: goals by Holm's procedure, largest evidence first; diagnostics each by itself."""
-    said = {
+    evidence = {
         metric.name: log_evidence(metric.sign * effects[metric.name].difference, effects[metric.name].variance, 1)
         for metric in metrics
     }
     wanted = math.log(config.better_evidence)
-    found = {metric.name for metric in metrics if metric.role != "goal" and said[metric.name] >= wanted}
-    goals = sorted((metric.name for metric in metrics if metric.role == "goal"), key=lambda name: -said[name])
+    found = {metric.name for metric in metrics if metric.role != "goal" and evidence[metric.name] >= wanted}
+    goals = sorted((metric.name for metric in metrics if metric.role == "goal"), key=lambda name: -evidence[name])
     for place, name in enumerate(goals):
-        if said[name] < wanted + math.log(len(goals) - place):
+        if evidence[name] < wanted + math.log(len(goals) - place):
             break
         found.add(name)
     return frozenset(found)
 
 
-def told(reading: MetricReading, metric: Metric, threshold: float | None) -> dict[str, Any]:
+def display(reading: MetricReading, metric: Metric, threshold: float | None) -> dict[str, Any]:
     """Return a reading for display, in the metric's own units and direction: treated minus comparator, with None for what is not known yet.
 
     `threshold` is the value above which a quantile metric counts turns; `people` is the effective number.
@@ -173,7 +173,7 @@ def told(reading: MetricReading, metric: Metric, threshold: float | None) -> dic
 
 
 def bounds_of(effect: Effect, metric: Metric, config: TrialConfig) -> dict[str, float | None]:
-    """Return the bounds of an effect that decides nothing, in the form of `told`: estimate, lower, upper, people."""
+    """Return the bounds of an effect that decides nothing, in the form of `display`: estimate, lower, upper, people."""
     return _bounds(_read(effect, metric, config, config.ship_alpha, better=False), metric)
 
 
