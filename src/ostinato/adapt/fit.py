@@ -172,10 +172,9 @@ class _Half:
 
 
 def _fit_half(half: _Half, features_NM: Floats, found_N: Floats) -> tuple[Floats, float]:
-    """Fit a direction to one half and test it on the other. Return the direction, scaled so that a unit changes the attribute by 1 there,
-    and R^2.
+    """Fit a direction to one half and test it on the other. Return the direction and the share explained there (R^2).
 
-    A direction that does not work in the other half has no unit and explains 0.
+    The direction is scaled so that a unit changes the attribute by 1 in the other half. One that does not work there is 0 and explains 0.
     """
     fitted_N = half.fitted_N
     shared_M: Floats = (features_NM[fitted_N] / half.scale_M).T @ found_N[fitted_N]

@@ -53,7 +53,7 @@ class Corner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialReach:
-    """What limits how far dials go: the covariance of an answer's features, its mean number of steered tokens, the cap in nats, the KL
+    """The limits of how far dials go: an answer's covariance of features and mean number of steered tokens, the cap in nats, the KL
     penalty.
 
     Example: ``DialReach(fisher_KK=np.eye(2), tokens=20.0, cap=0.1, strength=0.05).dials(slopes_K)``
@@ -344,10 +344,10 @@ class ViolationConstraint:
             self._flagged.popitem(last=False)
 
     def forget(self, person: str | None) -> None:
-        """Drop the counts of a person, or of everybody (None), from the sums as well: without the person's own counts, no cap would apply
-        to them.
+        """Drop the counts of a person, or of everybody (None).
 
-        Their effect on the multiplier fades with later answers, and so do the few answers of somebody who is not among the busiest.
+        They leave the sums as well: without the person's own counts, no cap would apply to them. Their effect on the multiplier fades with
+        later answers, and so do the few answers of somebody who is not among the busiest.
         """
         if person is None:
             self._answers, self._violations, self._busy = [0.0, 0.0], [0.0, 0.0], {}

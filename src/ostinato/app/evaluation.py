@@ -147,7 +147,9 @@ async def note_switched_off(run: Run) -> None:
 
     config = run.config
     if not config.serve.auto.arms:
-        await note(run.log, PROPENSITY_ALARM, raised=False, why="Auto is switched off (serve.auto.arms)", at=wall_clock())
+        await note(
+            run.log, PROPENSITY_ALARM, raised=False, why="Auto is switched off (serve.auto.arms)", at=wall_clock()
+        )
     if config.learn.source == "people":
         why = "nothing is learned from rollouts (learn.source)"
         await note(run.log, CHEATED, raised=False, why=why, at=wall_clock())

@@ -51,10 +51,10 @@ def assumed_error(items: int, gate: GateConfig) -> float:
 
 
 def smallest_margin(error: float, level: float) -> float:
-    """Return the margin at which an equally good candidate's bound holds with probability `PASSING`: (z(1 - level) + z(0.94)) standard
-    errors.
+    """Return the margin that an equally good candidate's bound holds with probability `PASSING`.
 
-    It is the power formula of a non-inferiority test (Chow, Shao and Wang 2008, section 4.2), solved for the margin.
+    It is (z(1 - level) + z(0.94)) standard errors: the power formula of a non-inferiority test (Chow, Shao and Wang 2008, section 4.2),
+    solved for the margin.
     """
     normal = NormalDist()
     return (normal.inv_cdf(1.0 - level) + normal.inv_cdf(PASSING)) * error

@@ -111,8 +111,8 @@ class OpinionProbes:
     async def shifts(
         self, candidate: tuple[str, PolicyVersion], incumbents: Mapping[Incumbent, tuple[str, PolicyVersion]]
     ) -> tuple[OpinionShift, ...]:
-        """Return the candidate's agreement compared with each incumbent's; every version comes with its slot. () if the gateway cannot
-        score.
+        """Return the candidate's agreement compared with each incumbent's; () if the gateway cannot score. Every version comes with its
+        slot.
 
         Raises:
             Unavailable, Conflict: as `SuiteRunner.run`.

@@ -149,7 +149,7 @@ def bounds(found: Spread, *, lower_alpha: float, upper_alpha: float) -> Estimate
 
 
 def skew_bounds(differences_I: NDArray[np.float64], *, alpha: float) -> Estimate:
-    """As `mean_difference` with the same error probability on both sides, but corrected for skewness, for differences of which few are
+    """As `mean_difference`, with the same error probability on both sides and corrected for skewness: for differences of which few are
     large.
 
     Student's t is corrected by the transformation of Hall (1992, doi 10.1111/j.2517-6161.1992.tb01872.x). Without it, the bound beyond the
@@ -248,8 +248,7 @@ def _binomial_lower(good: int, n: int, alpha: float) -> float:
 
 
 def holm(names: Sequence[str], rejects: Callable[[str, float], bool], alpha: float) -> frozenset[str]:
-    """Return the rejected hypotheses, such that any true one is among them with probability at most `alpha` (Holm 1979, step-down
-    Bonferroni).
+    """Return the hypotheses that Holm's step-down Bonferroni procedure (1979) rejects: with probability at most `alpha` any true one.
 
     `rejects(name, level)` tests one hypothesis at a level; a higher level must reject all that a lower one does.
 

@@ -259,7 +259,7 @@ class State:
         return None if self.trial is None else self.trial.dealing()
 
     def dealt(self, verified: float) -> Dealing | None:
-        """How users are dealt to all arms, if the share `verified` stays on the verified release; None if there is no arm but live."""
+        """Return the assignment to all arms if the share `verified` stays on the verified release; None if live is the only arm."""
         if not verified or not self.verified:
             return self.dealing
         salt = self.verified[-1].hash[:16]

@@ -181,7 +181,7 @@ class Router:
 
     @property
     def _rules(self) -> list[float | str]:
-        """The settings on which the sums depend: rewards are stored as shares of the range, and users as often as they count."""
+        """The settings on which the sums depend: they hold rewards as fractions of the range, by user, weighted by rho."""
         config = self._config
         return [config.low, config.high, config.longest_s, config.rho, config.users]
 

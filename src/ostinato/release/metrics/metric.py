@@ -131,8 +131,9 @@ _NO_SUMS: _Sums = (0.0, 0.0, 0, 0.0, 0.0, 0.0)
 
 @dataclass(slots=True)
 class _History:
-    """A person's past: when they were last seen, and by metric the sums of numerator v and denominator u, the number of turns (or days),
-    and the sums of v^2, u v and u^2.
+    """A person's past: when they were last seen, and sums by metric.
+
+    The sums are those of numerator v and denominator u, the number of turns (or days), and the sums of v^2, u v and u^2.
     """
 
     seen: float
@@ -140,8 +141,7 @@ class _History:
 
 
 def shrinkage(groups: Iterable[tuple[float, float]], squares: float) -> float | None:
-    """Return the shrinkage: the number of average turns mixed into a group's own turns, which is the variance within groups over that
-    between them.
+    """Return how many average turns to mix into a group's own turns: the variance within groups over that between them.
 
     That is 1 / rho - 1 for an intraclass correlation rho, estimated by the method of moments of a one-way analysis of variance with groups
     of unequal size (Searle, Casella and McCulloch, Variance Components, 1992, ch. 3). Infinity if groups do not differ; None if fewer than
@@ -315,8 +315,7 @@ class Past:
         return tuple(tenant for tenant, count in counts.most_common() if count >= least)
 
     def expected(self) -> ExpectedMetrics:
-        """Return each person's ratio, shrunk towards the average by how little people differ (`shrinkage`), and the tasks' deviations from
-        it.
+        """Return each person's expected values, shrunk towards the average (`shrinkage`), and the tasks' deviations from them.
 
         Later turns do not change the result.
         """

@@ -25,8 +25,7 @@ from ostinato.release.monitors.config import MonitorsConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """The person who was served a turn, its episode, and whether by the live release or by control. `auto`: routed by Auto, so not at
-    random.
+    """The person who was served a turn, the turn's episode, and whether live or control served it. `auto`: routed by Auto, not at random.
 
     Example: ``Owner(person=("default", "ann"), episode="e1", live=True)``
     """

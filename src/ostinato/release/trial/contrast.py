@@ -98,13 +98,17 @@ NOTHING = Effect(difference=0.0, variance=float("inf"), people=0.0, freedom=0.0,
 class Contrast:
     """The estimator of the difference between two arms over the slots added so far.
 
-    With n the units, residuals r = good - n x expected and slot weights w_j = n_T n_C / (n_T + n_C), the difference is ``D = sum_j w_j
-    (mean r_Tj - mean r_Cj) / sum_j w_j``. Its variance is the sum over people of their squared influence, ``psi_u = sum_j +-w_j (r_uj -
-    n_uj mean r_j) / n_arm,j``: all turns of a person who comes back are one cluster (the delta method for a ratio of sums, clustered by
-    person; Deng et al., arXiv 1803.06336). Each side is corrected by k / (k - 1) for its k effective people, ``k = (sum psi^2)^2 / sum
-    psi^4``. A side whose outcomes are all equal has no spread. It gets the variance of Agresti and Caffo (The American Statistician 54,
-    2000), with one more good and one more bad person, or that of the expected outcomes, which are part of the difference, if that is
-    larger.
+    With n the units, residuals r = good - n x expected and slot weights w_j = n_T n_C / (n_T + n_C), the difference D and the influence
+    psi of person u are
+
+        D = sum_j w_j (mean r_Tj - mean r_Cj) / sum_j w_j
+        psi_u = sum_j +-w_j (r_uj - n_uj mean r_j) / n_arm,j
+
+    The variance of D is the sum of squared influences over people (over the squared sum of weights): all turns of a person who comes back
+    are one cluster (the delta method for a ratio of sums, clustered by person; Deng et al., arXiv 1803.06336). Each side is corrected by k
+    / (k - 1) for its k = (sum psi^2)^2 / sum psi^4 effective people. A side whose outcomes are all equal has no spread. It gets the
+    variance of Agresti and Caffo (The American Statistician 54, 2000), with one more good and one more bad person, or that of the expected
+    outcomes, which are part of the difference, if that is larger.
 
     A person who is alone on a side of a slot equals its mean, and m people show only (m - 1) / m of the variance. So slots with fewer than
     `_LEAST_PEOPLE` people on either side are pooled until together they have enough: without pooling, half-hours in which one of sixty

@@ -5,8 +5,7 @@ How the error budgets are shared:
 - *Stopping* a harmless release has one budget for the whole trial. Half of it is split equally among the goals, half among the guardrails;
   by the union bound, no more than all of it is ever spent.
 - *Going live* requires every goal to be not worse than its tolerance, each at `ship_alpha`. A candidate that loses on one goal passes with
-at
-  most that probability, so nothing is divided. The test is a plan of looks if there is one (`trial.group_sequential`).
+  at most that probability, so nothing is divided. The test is a plan of looks if there is one (`trial.group_sequential`).
 - *Better* are the goals that Holm's procedure (Holm 1979) selects on e-values, as 1/e is a p-value that is valid at every look. A fixed
   sequence would let the order of a list in a settings file decide what is tested first, and a gain on any goal is a gain.
 
