@@ -252,7 +252,7 @@ class ViolationRules:
     verified: bool = False
 
 
-class _Busy(NamedTuple):
+class _BusyPerson(NamedTuple):
     """A person's answers, and those with a violation, of about the last thousand of their tenant when there were `at`.
 
     `unsure`: how many of the answers may be those of the person who was evicted for this one.
@@ -297,7 +297,7 @@ class ViolationConstraint:
         self._answers, self._violations = [0.0, 0.0], [0.0, 0.0]  # of the holdout, and of people who may be steered
         self._until = _EVERY
         self._flagged = OrderedDict[int, list[int]]()
-        self._busy: dict[str, _Busy] = {}
+        self._busy: dict[str, _BusyPerson] = {}
         self._count = 0  # answers of both groups so far
 
     def rate(self, *, leans: bool) -> float:
@@ -317,7 +317,7 @@ class ViolationConstraint:
             )
             unsure = round(self._now(least, leans).answers, 3)
             del self._busy[least]
-            self._busy[person] = _Busy(leans, unsure, 0.0, self._count, unsure)
+            self._busy[person] = _BusyPerson(leans, unsure, 0.0, self._count, unsure)
         self._add(person, leans, answers=1.0)
         self._until -= leans
         if self._until <= 0:
@@ -372,16 +372,16 @@ class ViolationConstraint:
         over = sum(each.violations * max(0.0, 1.0 - most / each.sure) for each in told)
         return answers, max(0.0, self._violations[leans] - over)
 
-    def _now(self, person: str, leans: bool) -> _Busy:
-        known = self._busy.get(person, _Busy(leans, 0.0, 0.0, self._count))
+    def _now(self, person: str, leans: bool) -> _BusyPerson:
+        known = self._busy.get(person, _BusyPerson(leans, 0.0, 0.0, self._count))
         kept = _DECAY ** (self._count - known.at)
-        return _Busy(known.leans, kept * known.answers, kept * known.violations, self._count, kept * known.unsure)
+        return _BusyPerson(known.leans, kept * known.answers, kept * known.violations, self._count, kept * known.unsure)
 
     def _add(self, person: str, leans: bool, *, answers: float = 0.0, violations: float = 0.0) -> None:
         now = self._now(person, leans)
         counts = (now.answers + answers, max(0.0, now.violations + violations), now.unsure)
         told, violating, unsure = (round(each, 3) for each in counts)
-        self._busy[person] = _Busy(leans, told, violating, self._count, unsure)
+        self._busy[person] = _BusyPerson(leans, told, violating, self._count, unsure)
 
     def state(self) -> list[Any]:
         """Return the whole state as JSON types."""
@@ -398,6 +398,6 @@ class ViolationConstraint:
         self._flagged = OrderedDict((answer, list(signals)) for answer, signals in state[4])
         self._count = state[6]
         self._busy = {
-            person: _Busy(bool(leans), answers, violations, self._count - ago, unsure)
+            person: _BusyPerson(bool(leans), answers, violations, self._count - ago, unsure)
             for person, leans, answers, violations, ago, unsure in state[5]
         }

@@ -27,13 +27,13 @@ class ScoredAttempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Covered:
+class CheckpointCoverage:
     """The coverage of one checkpoint.
 
     `rates` is None if no task was attempted k times; `short` counts the tasks attempted less often, which do not count. `change` is against
     the first checkpoint that has rates: None for that one, and if too few tasks are in common.
 
-    Example: ``Covered(policy=v7, attempts=800, short=0, rates=rates, change=change)``
+    Example: ``CheckpointCoverage(policy=v7, attempts=800, short=0, rates=rates, change=change)``
     """
 
     policy: PolicyVersion
@@ -43,7 +43,7 @@ class Covered:
     change: Sharpening | None
 
 
-def covered(attempts: Iterable[ScoredAttempt], k: int) -> tuple[Covered, ...]:
+def covered(attempts: Iterable[ScoredAttempt], k: int) -> tuple[CheckpointCoverage, ...]:
     """Return every checkpoint's rates, oldest first. Each interval is a 95% interval on its own."""
     by_policy: dict[PolicyVersion, list[ItemScore]] = {}
     draws: dict[tuple[PolicyVersion, str], int] = {}
@@ -51,7 +51,7 @@ def covered(attempts: Iterable[ScoredAttempt], k: int) -> tuple[Covered, ...]:
         at = draws.get((each.policy, each.task), 0)
         draws[each.policy, each.task] = at + 1
         by_policy.setdefault(each.policy, []).append(ItemScore(item=each.task, draw=at, score=each.value))
-    rows: list[Covered] = []
+    rows: list[CheckpointCoverage] = []
     first: tuple[PolicyVersion, list[ItemScore]] | None = None
     for policy in sorted(by_policy):
         whole = [score for score in by_policy[policy] if draws[policy, score.item] >= k]
@@ -62,7 +62,7 @@ def covered(attempts: Iterable[ScoredAttempt], k: int) -> tuple[Covered, ...]:
             else None
         )
         rows.append(
-            Covered(
+            CheckpointCoverage(
                 policy=policy,
                 attempts=len(by_policy[policy]),
                 short=sum(draws[policy, task] < k for task in tasks),
@@ -74,7 +74,7 @@ def covered(attempts: Iterable[ScoredAttempt], k: int) -> tuple[Covered, ...]:
     return tuple(rows)
 
 
-def lost_coverage(rows: Sequence[Covered]) -> Covered | None:
+def lost_coverage(rows: Sequence[CheckpointCoverage]) -> CheckpointCoverage | None:
     """Return the newest checkpoint with rates if it lost coverage since the first: pass@1 rose and best-of-k fell, both significantly."""
     newest = next((row for row in reversed(rows) if row.rates is not None), None)
     return newest if newest is not None and newest.change is not None and newest.change.narrowed else None

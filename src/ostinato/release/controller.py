@@ -29,7 +29,7 @@ from ostinato.release.metrics.reactions import Reacted, Reactions
 from ostinato.release.moves import GateJudge, Moves, Refs, Versions
 from ostinato.release.pace import DAY, Brake, Pace, brake, cadence, spent
 from ostinato.release.trial.contrast import POOLED, SlotTally, TimeSlot
-from ostinato.release.trial.incumbent_test import BestComparison, StandingWatch
+from ostinato.release.trial.incumbent_test import BestComparison, IncumbentTest
 from ostinato.release.watch import Outcomes, ReleaseWatch
 
 # ---------------------------------------------------------------- cooldown
@@ -92,7 +92,7 @@ class VerifiedArm:
         self._ledger = ledger
         self._moves = moves
         self._clock = clock
-        self._standing = RunningStanding(log, config) if config.best_arm else None
+        self._standing = RunningIncumbentTest(log, config) if config.best_arm else None
 
     async def park(self, state: State) -> None:
         """Keep the arm's ref on the verified release of the ledger."""
@@ -529,7 +529,7 @@ _EXPECTED = 0.5
 """The outcome expected of every person, as nothing is known about new ones. Both arms have it, so it cancels in the difference."""
 
 
-class RunningStanding:
+class RunningIncumbentTest:
     """The comparison of live with the verified release by the first declared goal, slot by slot.
 
     After a restart, the slots are read again from the log, as far back as `release.outcomes.window` reaches.
@@ -542,7 +542,7 @@ class RunningStanding:
         self._key: tuple[str, float] | None = None
         self._shipped_at = -math.inf
         self._reactions: Reactions | None = None
-        self._watch = StandingWatch(config.standing, most_turns_a_day=config.trial.most_turns_a_day)
+        self._watch = IncumbentTest(config.standing, most_turns_a_day=config.trial.most_turns_a_day)
         self._people: dict[Person, int] = {}
         self._upto = -math.inf
         self._found: tuple[float, BestComparison] | None = None  # when live was released, and the comparison with it
@@ -588,7 +588,7 @@ class RunningStanding:
         self._reactions = Reactions(self._log, self._config.outcomes, wanted((self._goal,)), max(after, window))
         await self._reactions.refresh(self._upto, now)
         self._reactions.take(self._upto)
-        self._watch = StandingWatch(standing, most_turns_a_day=self._config.trial.most_turns_a_day)
+        self._watch = IncumbentTest(standing, most_turns_a_day=self._config.trial.most_turns_a_day)
         self._watch.restart(began if began == since else began - standing.period_s)
         self._shipped_at = -math.inf
         self._people, self._found = {}, None

@@ -178,7 +178,7 @@ MOST_SIGNALS = 100
 
 
 @dataclass(slots=True)
-class _Kept:
+class _KeptSignal:
     """A signal, whose retraction may arrive before it. `received_at` and `retracted_at` are times of receipt by the server's clock."""
 
     name: str = ""
@@ -198,7 +198,7 @@ class TurnSignals:
     __slots__ = ("_by_id",)
 
     def __init__(self) -> None:
-        self._by_id: dict[str, _Kept] = {}
+        self._by_id: dict[str, _KeptSignal] = {}
 
     def __len__(self) -> int:
         """Return the number of signals kept."""
@@ -211,7 +211,7 @@ class TurnSignals:
         if kept is None:
             if len(self._by_id) >= MOST_SIGNALS:
                 return
-            kept = self._by_id[about] = _Kept()
+            kept = self._by_id[about] = _KeptSignal()
         if signal.retracts is not None:
             before = signal.received_at if kept.retracted_at is None else kept.retracted_at
             kept.retracted_at = min(before, signal.received_at)

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Arm
-from ostinato.release.monitors.detector import Shifted, WayBack
+from ostinato.release.monitors.detector import ReturnTest, Shifted
 
 PREFIX = "monitor:"
 ACCEPTED = "accepted"
@@ -151,7 +151,7 @@ _Group = tuple[int | None, str]
 @dataclass(slots=True, kw_only=True)
 class _Shift:
     harmful: bool
-    groups: dict[_Group, WayBack] = field(default_factory=dict[_Group, WayBack])
+    groups: dict[_Group, ReturnTest] = field(default_factory=dict[_Group, ReturnTest])
 
     def to_json(self) -> dict[str, Any]:
         groups = {
@@ -162,7 +162,7 @@ class _Shift:
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Self:
-        groups = {_group(key): WayBack.from_json(back) for key, back in state["groups"].items()}
+        groups = {_group(key): ReturnTest.from_json(back) for key, back in state["groups"].items()}
         return cls(harmful=bool(state["harmful"]), groups=groups)
 
 
@@ -171,7 +171,7 @@ def _group(key: str) -> _Group:
     return None if decile == _EVERYBODY else int(decile), against
 
 
-class StandingShifts:
+class RaisedShifts:
     """The groups in which a rate has shifted, and whether that is harmful, for each raised alarm about a rate."""
 
     def __init__(self) -> None:
@@ -187,7 +187,7 @@ class StandingShifts:
         """The raised alarms that pause shipping."""
         return [name for name, shift in self._shifts.items() if shift.harmful]
 
-    def ways_back(self, name: str, decile: int | None) -> list[tuple[str, WayBack]]:
+    def return_tests(self, name: str, decile: int | None) -> list[tuple[str, ReturnTest]]:
         """Return the tests for the return of a group's rate, each with the reference from which the rate has shifted."""
         groups = self._shifts[name].groups if name in self._shifts else {}
         return [(against, back) for (of, against), back in groups.items() if of == decile]
@@ -202,7 +202,7 @@ class StandingShifts:
         news = known is None or (harmful and not known.harmful)
         shift = self._shifts.setdefault(name, _Shift(harmful=False))
         shift.harmful = shift.harmful or harmful
-        shift.groups[decile, against] = WayBack(shifted.observed - shifted.expected)
+        shift.groups[decile, against] = ReturnTest(shifted.observed - shifted.expected)
         return news
 
     def back(self, name: str, decile: int | None, against: str) -> bool:
@@ -229,7 +229,7 @@ class StandingShifts:
         shift = self._shifts[row.name] = _Shift(harmful=row.detail.get("pauses") is not False)
         if isinstance(observed, int | float) and isinstance(reference, int | float):
             group = decile if isinstance(decile, int) else None, str(row.detail.get("against") or "")
-            shift.groups[group] = WayBack(float(observed) - float(reference), row.at)
+            shift.groups[group] = ReturnTest(float(observed) - float(reference), row.at)
 
     def gaps(self, name: str) -> Iterator[tuple[str, str, int | None, str, float]]:
         """Yield rate, arm, decile, reference, and how far the group has shifted; for a decile, beyond everybody's shift if there is one."""

@@ -22,7 +22,7 @@ from typing import Any
 from ostinato.core.arm_assignment import ANONYMOUS
 from ostinato.core.notices import Alarm, AlarmState, Forgotten
 from ostinato.core.records import Arm, Person, ReleaseEvent, Turn
-from ostinato.release.monitors.active_alarms import ACCEPTED, StandingShifts, alarm_name, is_about_a_rate
+from ostinato.release.monitors.active_alarms import ACCEPTED, RaisedShifts, alarm_name, is_about_a_rate
 from ostinato.release.monitors.config import DAY, MonitorsConfig
 from ostinato.release.monitors.detector import Detector, ExpectedRange, Shifted, thresholds
 from ostinato.release.monitors.rates import Rate, measured
@@ -211,7 +211,7 @@ class SessionRole(StrEnum):
     UNUSED = "unused"
 
 
-class Expecting:
+class ExpectedRanges:
     """The expected range of each rate, by group of sessions: a decile of activity, or everybody (None).
 
     Each active arm of the setting `reference` gives a range of its own: the previous release shows a shift soonest, and control, which
@@ -438,17 +438,17 @@ class Behaviour:
             turns=config.session_turns, pause_s=config.session_pause_s, most=config.most_sessions
         )
         self._activity = Activity(most=config.most_people, a_day=config.turns_a_day)
-        self._expecting = Expecting(config)
+        self._expected = ExpectedRanges(config)
         self._detectors: dict[str, Detector] = {}
         self._told_silent = False
-        self.standing = StandingShifts()
+        self.standing = RaisedShifts()
         self.failures: dict[str, int] = {}
         self.turns = 0
 
     @property
     def paused(self) -> bool:
         """True while an alarm about a harmful shift is raised, or control is silent, so that no shift would be seen."""
-        return bool(self.standing.harmful) or (bool(self._rates) and self._expecting.blind)
+        return bool(self.standing.harmful) or (bool(self._rates) and self._expected.blind)
 
     @property
     def names(self) -> list[str]:
@@ -460,7 +460,7 @@ class Behaviour:
         for name, row in alarms.items():
             if row.state is AlarmState.RAISED and name == REFERENCE:
                 self._told_silent = True
-                self._expecting.silent(row.detail.get("arm"), blind=row.detail.get("pauses") is True)
+                self._expected.silent(row.detail.get("arm"), blind=row.detail.get("pauses") is True)
             elif row.state is AlarmState.RAISED and is_about_a_rate(name):
                 self.standing.heard(row)
 
@@ -468,10 +468,10 @@ class Behaviour:
         """Process a turn; yield the alarms that it raises or clears, without ids."""
         if not turn.arm.people or turn.redacted or not turn.finish.complete:
             return
-        if not self._expecting.uses(turn.arm.value):
+        if not self._expected.uses(turn.arm.value):
             return
         # all people without a name are served live, so a reference arm has none to compare them with, and anybody can send any number
-        if turn.user == ANONYMOUS and self._expecting.arm is not None:
+        if turn.user == ANONYMOUS and self._expected.arm is not None:
             return
         self.turns += 1
         for name, why in self.standing.unwatched(self._rates, JUDGED):
@@ -488,8 +488,8 @@ class Behaviour:
 
     def _close(self, session: TurnSession) -> Iterator[Alarm]:
         """Learn from a finished session, or judge it."""
-        role = self._expecting.see(session.arm, session.ended_at)
-        silent = bool(self._rates) and self._expecting.stale
+        role = self._expected.see(session.arm, session.ended_at)
+        silent = bool(self._rates) and self._expected.stale
         if self._told_silent != silent:
             self._told_silent = silent
             yield self._reference_alarm(session.ended_at)
@@ -499,26 +499,26 @@ class Behaviour:
                 continue
             mean = math.fsum(values.values()) / len(values)
             if role is SessionRole.REFERENCE:
-                self._expecting.learn(session.arm, name, mean, session.decile)
+                self._expected.learn(session.arm, name, mean, session.decile)
                 continue
             for decile in _groups(session):
                 yield from self._judge(rate, decile, session, mean, values)
-                if self._expecting.arm is None and session.arm == Arm.LIVE:
-                    self._expecting.learn_fixed(name, mean, decile, session.ended_at)
+                if self._expected.arm is None and session.arm == Arm.LIVE:
+                    self._expected.learn_fixed(name, mean, decile, session.ended_at)
 
     def _judge(
         self, rate: Rate, decile: int | None, session: TurnSession, mean: float, values: Mapping[str, float]
     ) -> Iterator[Alarm]:
         """Compare one session's mean with each reference, as a session of everybody or of its decile."""
-        ranges = self._expecting.ranges(rate.name, session.arm, decile)
+        ranges = self._expected.ranges(rate.name, session.arm, decile)
         if not ranges:
             return
         name, first = alarm_name(rate.name, session.arm), next(iter(ranges.values()))
-        shifted_from = {against for against, _ in self.standing.ways_back(name, decile)}
-        for against, way_back in self.standing.ways_back(name, decile):
+        shifted_from = {against for against, _ in self.standing.return_tests(name, decile)}
+        for against, returning in self.standing.return_tests(name, decile):
             # if its reference is gone, compare with another, so that the alarm can still be cleared
             expected = ranges.get(against, first)
-            if way_back.observe(mean, expected, session.ended_at, self._back_threshold) and self.standing.back(
+            if returning.observe(mean, expected, session.ended_at, self._back_threshold) and self.standing.back(
                 name, decile, against
             ):
                 yield self.standing.clear(name, "the rate is back where it is expected", session.ended_at)
@@ -528,7 +528,7 @@ class Behaviour:
                 continue
             detector = self._detectors.setdefault(f"{session.arm}/{rate.name}/{decile}/{against}", Detector())
             person = f"{session.tenant}/{session.user}"
-            h = self._h[rate.name, decile is None, self._expecting.references]
+            h = self._h[rate.name, decile is None, self._expected.references]
             shifted = detector.observe(mean, values, expected, h=h, person=person, people=self._least_people)
             harmful = shifted is not None and shifted.shift in rate.harmful
             if shifted is not None and self.standing.add(name, decile, against, shifted, harmful=harmful):
@@ -572,7 +572,7 @@ class Behaviour:
         if not self._told_silent:
             why = "no reference arm is silent any more"
             return Alarm(id="", name=REFERENCE, state=AlarmState.CLEARED, reason=why, at=at)
-        arm, blind = self._expecting.arm, self._expecting.blind
+        arm, blind = self._expected.arm, self._expected.blind
         why = f"reference arm {arm} is silent while other arms are served: no behaviour is judged" + (
             "; if it is gone for good, take it out of release.monitors.reference"
             if blind
@@ -584,13 +584,13 @@ class Behaviour:
     def alarm(self, row: Alarm) -> None:
         """Apply a person's acceptance of a shift. All other rows about alarms are the monitors' own."""
         if row.detail.get(ACCEPTED) is True:
-            self._expecting.accept(list(self.standing.gaps(row.name)))
+            self._expected.accept(list(self.standing.gaps(row.name)))
             self.standing.forget(row.name)
 
     def release(self, event: ReleaseEvent) -> Iterator[Alarm]:
         """Process a release event. The end of a canary clears its alarms, since its arm can no longer show that a rate is back."""
         if event.action == "shipped":
-            self._expecting.shipped()
+            self._expected.shipped()
         if event.action not in _ENDS_A_CANARY:
             return
         self._detectors = {key: each for key, each in self._detectors.items() if not key.startswith(f"{_CANARY}/")}
@@ -609,7 +609,7 @@ class Behaviour:
         return {
             "sessions": self._sessions.snapshot(),
             "activity": self._activity.snapshot(),
-            "expecting": self._expecting.snapshot(),
+            "expecting": self._expected.snapshot(),
             "detectors": {key: detector.to_json() for key, detector in self._detectors.items()},
             "told_silent": self._told_silent,
             "standing": self.standing.snapshot(),
@@ -624,7 +624,7 @@ class Behaviour:
         """
         self._sessions.restore(state["sessions"])
         self._activity.restore(state["activity"])
-        self._expecting.restore(state["expecting"])
+        self._expected.restore(state["expecting"])
         self._detectors = {key: Detector.from_json(each) for key, each in state["detectors"].items()}
         self._told_silent = bool(state["told_silent"])
         self.standing.restore(state["standing"])

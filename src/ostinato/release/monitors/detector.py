@@ -241,7 +241,7 @@ class Detector:
         return detector
 
 
-class WayBack:
+class ReturnTest:
     """A test after an alarm for whether the rate is back: the same bets in the other direction, that it has returned to a third of the gap.
 
     `gap` is the observed rate minus the expected one, with its sign. It is overstated, because the rate looked extreme at the moment of the

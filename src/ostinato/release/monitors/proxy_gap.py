@@ -493,7 +493,7 @@ class OutcomeGapWatch(GapWatch):
 
 
 @dataclass(slots=True)
-class _Heard:
+class _FeedbackCounts:
     """A person's turns, on live if `treated`, else on control; those of them with feedback; and their weight, limited by day."""
 
     treated: bool
@@ -513,7 +513,7 @@ class FeedbackGapWatch(GapWatch):
     """
 
     def __init__(self, config: MonitorsConfig) -> None:
-        self._people = PersonCrowd[_Heard](config.most_people)
+        self._people = PersonCrowd[_FeedbackCounts](config.most_people)
         super().__init__(GapAlarm(FEEDBACK_GAP, UNHEARD), self._people)
         self._config = config
 
@@ -522,7 +522,7 @@ class FeedbackGapWatch(GapWatch):
         side = _SIDES.get(turn.arm)
         if not self._config.enabled or side is None or turn.purpose is not Purpose.TASK or not dealt_by_chance(turn):
             return
-        known = self._people.get(turn.person, lambda: _Heard(treated=side))
+        known = self._people.get(turn.person, lambda: _FeedbackCounts(treated=side))
         if known is None:
             return
         if known.treated is not side:  # control's share was changed
@@ -575,7 +575,7 @@ class FeedbackGapWatch(GapWatch):
         """Restore what `snapshot` returned. Raises LookupError, TypeError or ValueError for an invalid state."""
         self._people.clear()
         for tenant, user, treated, turns, heard, weight, day, today in state["people"]:
-            one = _Heard(bool(treated), float(turns), float(heard), float(weight), int(day), int(today))
+            one = _FeedbackCounts(bool(treated), float(turns), float(heard), float(weight), int(day), int(today))
             self._people.put((str(tenant), str(user)), one)
         self._people.full = bool(state["full"])
         self.gap.restore(state)

@@ -50,7 +50,7 @@ class BestComparison:
     better: bool
 
 
-class StandingWatch:
+class IncumbentTest:
     """Compares live with the best release; restarts every `period_s`, and whenever the best release changes.
 
     The losses of successive live versions add up. The current live version becomes the best release on the evidence of its own users only:
