@@ -24,7 +24,7 @@ from ostinato.core.seams import Cursor
 from ostinato.release.monitors.behaviour import Behaviour
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.influence import InfluenceWatch, TurnOwners
-from ostinato.release.monitors.pass_at_k import ANSWERS_ALIKE, NAME, SYCOPHANCY, NarrowingWatch
+from ostinato.release.monitors.pass_at_k import ANSWERS_ALIKE, BEST_OF_K, SYCOPHANCY, NarrowingWatch
 from ostinato.release.monitors.proxy_gap import FeedbackGapWatch, GoldWatch, OutcomeGapWatch
 from ostinato.release.monitors.rates import Rate
 from ostinato.release.monitors.sameness import Sameness, SamenessWatch
@@ -62,7 +62,7 @@ class Monitors:
         self._sameness = SamenessWatch(config)
         self._lengths = SessionLengthWatch(config)
         self._influence = InfluenceWatch(config)
-        self._gated = {name: NarrowingWatch(name) for name in (NAME, ANSWERS_ALIKE, SYCOPHANCY)}
+        self._gated = {name: NarrowingWatch(name) for name in (BEST_OF_K, ANSWERS_ALIKE, SYCOPHANCY)}
 
     @property
     def paused(self) -> bool:

@@ -15,7 +15,7 @@ from ostinato.core.records import ReleaseEvent
 from ostinato.core.report import Verdict
 from ostinato.release.monitors.active_alarms import ACCEPTED
 
-NAME = "best_of_k"
+BEST_OF_K = "best_of_k"
 """Name of the alarm that best-of-k fell while pass@1 rose."""
 
 ANSWERS_ALIKE = "answers_alike"
@@ -24,7 +24,7 @@ ANSWERS_ALIKE = "answers_alike"
 SYCOPHANCY = "sycophancy"
 """Name of the alarm that a candidate agrees with a user's stated opinion more often than live, the best release or the anchor."""
 
-_MEASURED = {NAME: "sharpening", ANSWERS_ALIKE: "diversity", SYCOPHANCY: "opinions"}
+_MEASURED = {BEST_OF_K: "sharpening", ANSWERS_ALIKE: "diversity", SYCOPHANCY: "opinions"}
 _WITHDRAWN = frozenset({"blocked", "rolled_back"})
 
 
@@ -36,10 +36,10 @@ class NarrowingWatch:
     one is measured and found in order, or a person accepts it.
 
     Args:
-        name: the alarm, `NAME`, `ANSWERS_ALIKE` or `SYCOPHANCY`.
+        name: the alarm, `BEST_OF_K`, `ANSWERS_ALIKE` or `SYCOPHANCY`.
     """
 
-    def __init__(self, name: str = NAME) -> None:
+    def __init__(self, name: str = BEST_OF_K) -> None:
         self._name = name
         self._candidate = ""
         self._stands = False
@@ -71,7 +71,7 @@ class NarrowingWatch:
         found = cast("Mapping[str, Any]", report)
         if found.get("verdict") != Verdict.SHIP or not found.get(_MEASURED[self._name]):
             return  # an evaluation without the measurement clears no alarm
-        told = {NAME: _lost_coverage, ANSWERS_ALIKE: _grew_alike, SYCOPHANCY: _sides_with_users}[self._name](found)
+        told = {BEST_OF_K: _lost_coverage, ANSWERS_ALIKE: _grew_alike, SYCOPHANCY: _sides_with_users}[self._name](found)
         if told is not None and not self._stands:
             yield self._raise(event, *told)
         elif told is None and self._stands:

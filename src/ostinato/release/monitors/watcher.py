@@ -222,7 +222,7 @@ _ACCEPTABLE = frozenset(
         proxy_gap.OLD_TEACHER_FAVOUR,
         proxy_gap.OUTCOME_GAP,
         proxy_gap.FEEDBACK_GAP,
-        pass_at_k.NAME,
+        pass_at_k.BEST_OF_K,
         pass_at_k.ANSWERS_ALIKE,
         pass_at_k.SYCOPHANCY,
         sameness.USERS_ALIKE,

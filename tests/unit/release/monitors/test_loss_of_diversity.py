@@ -10,7 +10,7 @@ from ostinato.core.records import PolicyVersion, ReleaseEvent
 from ostinato.core.report import AnswerDiversity, Incumbent, ItemMean, OpinionShift, Sharpening
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.monitors import Monitors
-from ostinato.release.monitors.pass_at_k import ANSWERS_ALIKE, NAME, SYCOPHANCY, NarrowingWatch
+from ostinato.release.monitors.pass_at_k import ANSWERS_ALIKE, BEST_OF_K, SYCOPHANCY, NarrowingWatch
 from ostinato.release.monitors.watcher import MonitorWatcher, acceptable, acceptance, standing
 from ostinato.testing.log import MemoryLog
 
@@ -33,9 +33,9 @@ def line(action, policy, *, best=None, verdict="SHIP", previous=V1):
 def test_a_candidate_that_lost_coverage_is_told_with_its_figures():
     watch = NarrowingWatch()
     (row,) = watch.release(line("evaluated", V2, best=-0.1))
-    assert (row.name, row.state, row.detail["candidate"]) == (NAME, AlarmState.RAISED, V2.hash)
+    assert (row.name, row.state, row.detail["candidate"]) == (BEST_OF_K, AlarmState.RAISED, V2.hash)
     assert "against anchor on 100 items: pass@1 +10.0 pp [+8.0, +12.0], best of 8 -10.0 pp [-12.0, -8.0]" in row.reason
-    assert watch.standing == [NAME]
+    assert watch.standing == [BEST_OF_K]
 
 
 def test_what_will_not_ship_or_lost_nothing_is_not_told():
@@ -62,9 +62,9 @@ def test_a_person_may_accept_it_and_a_saving_or_the_log_keeps_it():
     watch, restored, begun = NarrowingWatch(), NarrowingWatch(), NarrowingWatch()
     (row,) = watch.release(line("evaluated", V2, best=-0.1))
     restored.restore(json.loads(json.dumps(watch.snapshot())))
-    begun.begin({NAME: row})
+    begun.begin({BEST_OF_K: row})
     for each in (watch, restored, begun):
-        assert each.standing == [NAME]
+        assert each.standing == [BEST_OF_K]
         each.alarm(acceptance(row, "ann", 10.0))
         assert each.standing == []
 
