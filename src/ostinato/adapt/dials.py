@@ -80,7 +80,7 @@ class PersonAdaptation:
         self._heard = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []  # callers that wait until the log's current rows are applied
         self._running: asyncio.Task[None] | None = None
-        self._troubled = False
+        self._warned = False
         self._refused: type[OstinatoError] | None = None  # the last logged reason why no private prior was released
 
     async def start(self) -> None:
@@ -165,12 +165,12 @@ class PersonAdaptation:
                 if loop.time() - fitted >= _REFIT_S:
                     fitted = loop.time()
                     await self.refit()
-                self._troubled = False
+                self._warned = False
             except OstinatoError as error:
                 for each in waiting:
                     if not each.done():
                         each.set_exception(error)
-                self._trouble(error)
+                self._warn_once(error)
                 await asyncio.sleep(_POLL_S)
             try:
                 async with asyncio.timeout(_POLL_S):
@@ -287,10 +287,10 @@ class PersonAdaptation:
             without=config.without,
         )
 
-    def _trouble(self, error: OstinatoError) -> None:
-        if not self._troubled:
+    def _warn_once(self, error: OstinatoError) -> None:
+        if not self._warned:
             _LOG.warning("Answers are steered by outdated states, or not at all: %s", error)
-        self._troubled = True
+        self._warned = True
 
 
 class DialAdaptation(PersonAdaptation):
@@ -336,7 +336,7 @@ class DialAdaptation(PersonAdaptation):
         try:
             state = fold.state_or_new(person)
         except OstinatoError as error:
-            self._trouble(error)
+            self._warn_once(error)
             return None
         dials = self._dials(state, rules, fold, self.prior_of(person[0]))
         return Steering(basis=basis, dials=dials, cap=self._cap(state), budget=config.answer_budget)
@@ -407,11 +407,11 @@ class DialAdaptation(PersonAdaptation):
         """Apply the log's new rows, including new bases. Raises Corrupt, StorageFull, Unavailable."""
         async for seq, row in self._log.read(self._read, {SteeringBasis}):
             if isinstance(row, SteeringBasis):
-                self._know(row)
+                self._add_basis(row)
             self._read = seq
         await super().follow()
 
-    def _know(self, row: SteeringBasis) -> None:
+    def _add_basis(self, row: SteeringBasis) -> None:
         try:
             basis = row.basis()
         except ValueError as error:

@@ -221,7 +221,7 @@ class StyleAdaptation(PersonAdaptation):
         try:
             odds = self.odds(person, [NO_STYLE, *arms])
         except OstinatoError as error:
-            self._trouble(error)
+            self._warn_once(error)
             return None
         if not odds:
             return None

@@ -49,7 +49,7 @@ class Approvals:
         if proposal.actor is None:
             await self._ledger.append("approved", proposal.candidate, proposal.against, reason, {"actor": actor})
         try:
-            if self._still(proposal):
+            if self._still_waits(proposal):
                 return await self.ship_approved(self._waiting(proposal.candidate))
         except Conflict:  # another process has read the approval and is shipping the candidate
             await self._settled(proposal)
@@ -75,7 +75,7 @@ class Approvals:
             why = f"approved, but no longer in the store: {error}"
             return await self._ledger.append("blocked", proposal.candidate, proposal.against, why, detail)
 
-    def _still(self, proposal: Proposal) -> bool:
+    def _still_waits(self, proposal: Proposal) -> bool:
         current = self._ledger.state.proposal
         return current is not None and current.candidate == proposal.candidate
 
@@ -83,7 +83,7 @@ class Approvals:
         """Wait for the process that moved live to write its ledger line, which follows the move."""
         for _ in range(_CHECKS):
             await self._ledger.refresh()
-            if not self._still(proposal):
+            if not self._still_waits(proposal):
                 return
             await asyncio.sleep(_PAUSE_S)
 

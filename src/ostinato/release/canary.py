@@ -138,7 +138,7 @@ class RunningTrial:
             self._reactions = self._from(await self._log.before_last(self._outcomes.window, Turn))
         for each in await self._reactions.refresh(until, now):
             if each.ended_at > past:
-                self._miss()
+                self._count_missed()
                 continue
             known = each.known(each.ended_at + self._outcomes.maturity_s)
             self._past.remember(each.person, each.ended_at, known, each.tasks)
@@ -147,7 +147,7 @@ class RunningTrial:
                 self._past.forget(each.ended_at - _REMEMBERED_S)
                 self._forgot = each.ended_at
 
-    def _miss(self) -> None:
+    def _count_missed(self) -> None:
         """Count a turn of the trial that was dropped because too many came at once. Warns at powers of ten."""
         self.missed += 1
         if math.log10(self.missed).is_integer():

@@ -70,7 +70,7 @@ class LearnerArm:
         `hold`: why nobody may follow training now, "" if they may. Raises Conflict, Unavailable.
         """
         live, newest = state.live, None
-        await self._rest(live)
+        await self._park_idle(live)
         if live is None or self._judge is None:
             return None
         if hold != self._hold:
@@ -137,7 +137,7 @@ class LearnerArm:
         newer = state.live is not None and policy.number > state.live.number
         return newer and policy.hash not in state.refused and not await self._ancestry.carried_on(policy, harmful)
 
-    async def _rest(self, live: PolicyVersion | None) -> None:
+    async def _park_idle(self, live: PolicyVersion | None) -> None:
         if live is None or live.hash == self._idle_at:
             return
         for ref in self._idle:

@@ -187,13 +187,13 @@ class Router:
 
     def _utility(self, name: str) -> Belief:
         arm = self._arms[name]
-        known = self._releases.get(arm.release) or self._blank()
+        known = self._releases.get(arm.release) or self._new_posteriors()
         beliefs = {metric: each.belief() for metric, each in known.items()}
         if "reward" in beliefs:
             beliefs["reward"] = with_failures(beliefs["reward"], beliefs[_FAILED], self._config.low)
         return utility(beliefs, arm.mean_cost, self._worth)
 
-    def _blank(self) -> dict[str, Posterior]:
+    def _new_posteriors(self) -> dict[str, Posterior]:
         config = self._config
         blank: dict[str, Posterior] = {}
         for metric in config.weights:
@@ -206,7 +206,7 @@ class Router:
     def _known(self, release: str, like: str = "") -> dict[str, Posterior]:
         """Return the posteriors of a release; a new one starts with those of the release `like`, faded."""
         if release not in self._releases:
-            self._releases[release] = self._blank()
+            self._releases[release] = self._new_posteriors()
             for metric, posterior in self._releases.get(like, {}).items():
                 self._releases[release][metric].restore(posterior.state())
                 self._releases[release][metric].fade(self._config.kept)

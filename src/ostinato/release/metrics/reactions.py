@@ -114,7 +114,7 @@ class Reactions:
         """Return the turns that ended by `until` and were not taken before, in the log's order."""
         taken = [each for each in self._by_turn.values() if each.ended_at <= until]
         for each in taken:
-            self._end(each)
+            self._remove(each)
         for turns in self._by_tenant.values():
             while turns and turns[0].over:
                 turns.popleft()
@@ -130,10 +130,10 @@ class Reactions:
         while turns[0].over:
             turns.popleft()
         each = turns.popleft()
-        self._end(each)
+        self._remove(each)
         return each
 
-    def _end(self, each: Reacted) -> None:
+    def _remove(self, each: Reacted) -> None:
         tenant = each.person[0]
         each.over = True
         del self._by_turn[each.turn]

@@ -265,13 +265,13 @@ class ExpectedRanges:
             self._arms.pop(arm, None)  # it may hold another release now
         self._heard_at[arm], self._unheard[arm] = at, 0
         if self.arm is None or ranks.index(arm) < ranks.index(self.arm) or (self.stale and arm != self.arm):
-            self._hear(arm)
+            self._switch_to(arm)
         if arm == self.arm:
             self._silent_for, self._back = 0, min(self._back + 1, BACK)
             self.stale = self.stale and self._back < BACK
         return SessionRole.REFERENCE
 
-    def _hear(self, arm: str) -> None:
+    def _switch_to(self, arm: str) -> None:
         self.arm, self.stale, self._silent_for = arm, False, 0
 
     def _is_silent(self, arm: str) -> bool:
@@ -289,7 +289,7 @@ class ExpectedRanges:
         if not speaking:
             self.stale, self._back = True, 0
         elif self.arm not in speaking:
-            self._hear(speaking[0])
+            self._switch_to(speaking[0])
 
     def learn(self, arm: str, rate: str, mean: float, decile: int | None) -> None:
         """Learn from a session of a reference arm."""
@@ -317,10 +317,14 @@ class ExpectedRanges:
                 if rate in self._arms.get(each, {}) and not self._is_silent(each)
             }
         return {
-            each: self._accepting(known, each, rate, arm, decile) for each, known in found.items() if known is not None
+            each: self._with_accepted(known, each, rate, arm, decile)
+            for each, known in found.items()
+            if known is not None
         }
 
-    def _accepting(self, found: ExpectedRange, against: str, rate: str, arm: str, decile: int | None) -> ExpectedRange:
+    def _with_accepted(
+        self, found: ExpectedRange, against: str, rate: str, arm: str, decile: int | None
+    ) -> ExpectedRange:
         groups = {_key(rate, None), _key(rate, decile)}
         offset = sum(self._accepted.get(f"{against}:{arm}/{group}", 0.0) for group in groups)
         if not offset:
