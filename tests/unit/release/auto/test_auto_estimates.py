@@ -104,7 +104,7 @@ async def test_an_arm_whose_answers_are_rated_more_often_is_worth_no_more_for_it
         assert value.mean == pytest.approx(0.8, abs=0.06)
     assert found.earned.lower < 0.6 < found.earned.upper
     assert found.rated < 0.3 * found.turns
-    assert "rewards are known of" in found.advice
+    assert "rewards are known for" in found.advice
     assert "large" in found.advice
 
 

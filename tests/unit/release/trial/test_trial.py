@@ -193,7 +193,7 @@ def test_an_arm_that_loses_its_users_is_void_not_shipped():
     trial = Trial(TrialConfig(shares=(0.5,)), active=40_000)
     _, last = run(trial, Users(40_000, 0.3, lost=0.4), 40)
     assert last.next is NextAction.BLOCK
-    assert "dealt to the arms" in last.reason
+    assert "assigned to the arms" in last.reason
 
 
 def test_the_first_share_reaches_enough_people_and_no_more_than_the_last_step():
