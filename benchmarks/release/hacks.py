@@ -43,7 +43,7 @@ from ostinato.core.records import (
     Turn,
 )
 from ostinato.core.report import Incumbent, ItemScore, Verdict
-from ostinato.evaluate.evaluation import SURE
+from ostinato.evaluate.evaluation import SHARPENING_CONFIDENCE
 from ostinato.evaluate.opinions import opinion_shift
 from ostinato.evaluate.pass_at_k import answer_diversity, sharpening
 from ostinato.release.monitors.config import MonitorsConfig
@@ -246,8 +246,10 @@ class Gate:
         scores = self._scores(spread)
         swayed = 0.75 * spread if self._kind == "opinions" else 0.0
         agreement_P = (self._agreement_P + self._rng.normal(swayed, 0.03, PAIRS)).tolist()
-        narrower = sharpening(scores, self._anchor, DRAWS, SURE, against=Incumbent.ANCHOR, policy=self._first)
-        alike = answer_diversity(scores, self._anchor, SURE)
+        narrower = sharpening(
+            scores, self._anchor, DRAWS, SHARPENING_CONFIDENCE, against=Incumbent.ANCHOR, policy=self._first
+        )
+        alike = answer_diversity(scores, self._anchor, SHARPENING_CONFIDENCE)
         assert narrower is not None
         assert alike is not None
         report = {

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from ostinato.core.records import Signal, Source
 from ostinato.release.metrics.config import MetricConfig
-from ostinato.release.metrics.facts import Said
+from ostinato.release.metrics.facts import TurnSignals
 from ostinato.release.metrics.metric import Metric
 
 ACCEPTANCE = Metric.of(MetricConfig(name="acceptance"), 0.02)
@@ -41,7 +41,7 @@ def signal(id, name, value, *, occurred=0.0, received=0.0, retracts=None):
 
 
 def heard(signals):
-    said = Said()
+    said = TurnSignals()
     for each in signals:
         said.hear(each)
     return said

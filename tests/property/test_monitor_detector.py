@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ostinato.core.records import Arm
 from ostinato.release.monitors.behaviour import Activity, OpenSessions
 from ostinato.release.monitors.config import MonitorsConfig
-from ostinato.release.monitors.detector import EXAMPLES, Detector, ExpectedRange, Gambler, WayBack, thresholds
+from ostinato.release.monitors.detector import EXAMPLES, Detector, ExpectedRange, Gambler, ReturnTest, thresholds
 from ostinato.release.monitors.monitors import Monitors
 from ostinato.release.monitors.rates import BUILT_IN, Shift
 from ostinato.release.monitors.reference import ArmReference, FixedReference, Level
@@ -82,7 +82,7 @@ def test_a_shift_is_seen_either_way_and_the_return_too():
         assert found.shift is shift
         assert 0.05 < (found.observed - 0.3) / (share - 0.3) < 2.0
         assert count < 150
-        way_back = WayBack(found.observed - found.expected)
+        way_back = ReturnTest(found.observed - found.expected)
         assert not any(way_back.observe(mean, expected, 1.0, 7.0) for mean in sessions(rng, share, 0.05, 8, 400))
         assert any(way_back.observe(mean, expected, 1.0, 7.0) for mean in sessions(rng, 0.3, 0.05, 8, 400))
 
@@ -115,13 +115,13 @@ def test_a_detector_goes_on_where_its_state_was_saved(means, cut):
 @given(st.lists(unit, max_size=60), st.integers(0, 60), st.floats(-1, 1))
 def test_a_way_back_goes_on_where_its_state_was_saved(means, cut, gap):
     expected = ExpectedRange(low=0.4, high=0.5, deviation=0.1)
-    whole, parted = WayBack(gap), WayBack(gap)
+    whole, parted = ReturnTest(gap), ReturnTest(gap)
     for number, mean in enumerate(means):
         if number == cut:
-            parted = WayBack.from_json(json.loads(json.dumps(parted.to_json())))
+            parted = ReturnTest.from_json(json.loads(json.dumps(parted.to_json())))
         assert whole.observe(mean, expected, 1.0, 3.0) == parted.observe(mean, expected, 1.0, 3.0)
         assert whole.gap == parted.gap
-    late = WayBack(0.3, since=5.0)
+    late = ReturnTest(0.3, since=5.0)
     assert not any(late.observe(0.0, expected, 5.0, 0.1) for _ in range(50)), (
         "what is older than the alarm says nothing of it"
     )

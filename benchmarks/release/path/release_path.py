@@ -1,7 +1,7 @@
 """The sequence of releases: which version each share of users gets, trial after trial, and when live goes back to the best.
 
 Pure: outcomes go in as time slots, decisions come out. It is the controller's logic without refs or a ledger, for the simulations in
-`benchmarks.release`. The controller drives the same `Trial` and `StandingWatch`, and keeps the state that is kept here in its ledger.
+`benchmarks.release`. The controller drives the same `Trial` and `IncumbentTest`, and keeps the state that is kept here in its ledger.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ostinato.release.metrics.config import DEFAULT_GOAL
 from ostinato.release.pace import Traffic, ship_plan
 from ostinato.release.trial.config import HOUR, TrialConfig
 from ostinato.release.trial.contrast import POOLED, TimeSlot
-from ostinato.release.trial.incumbent_test import StandingConfig, StandingWatch
+from ostinato.release.trial.incumbent_test import IncumbentTest, StandingConfig
 from ostinato.release.trial.trial import Trial
 from ostinato.release.trial.verdict import Decision, NextAction
 
@@ -88,7 +88,7 @@ class ReleasePath(Generic[V]):
         self._began = 0.0
         self._quiet_until = 0.0
         self._rollbacks: list[float] = []
-        self._standing = StandingWatch(config.standing, most_turns_a_day=config.trial.most_turns_a_day)
+        self._standing = IncumbentTest(config.standing, most_turns_a_day=config.trial.most_turns_a_day)
 
     def ready(self, now: float) -> bool:
         """True if the next candidate may go on trial: none is on trial or still being proven, and no rollback was just made."""

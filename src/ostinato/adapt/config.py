@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-_LEAST_HOLDOUT = 0.03  # else hardly any of the last thousand answers are the holdout's
+_LEAST_HOLDOUT = 0.03  # with less, hardly any of the last thousand answers are the holdout's
 _LEAST_EPSILON = 0.001
 MOST_DRAWS = 128
-"""The most answers to each task of a suite, in each corner."""
+"""The largest number of answers to each task of a suite, in each corner."""
 
 
 class ResetConfig(BaseModel, frozen=True, extra="forbid"):

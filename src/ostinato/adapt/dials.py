@@ -1,4 +1,4 @@
-"""Whose answers lean, and how far: dials from a person's state, for the basis that was fitted to the weights that answer."""
+"""Steering by dials: whose answers are steered, and how far, by a person's state and the basis that was fitted to the serving weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from ostinato.adapt.config import AdaptConfig
 from ostinato.adapt.learner import MOST_DIALS, PersonState, Prior, Regression, names_hash
-from ostinato.adapt.prior import FEWEST, Organisation, Population, flat_prior
+from ostinato.adapt.prior import LEAST_RATERS, Organisation, Population, flat_prior
 from ostinato.adapt.privacy import PrivacyBudget, release_prior, within_year
 from ostinato.adapt.safety import ViolationRules
 from ostinato.adapt.state_fold import FeatureMoments, PlacedLog, StateFold, StateRules, time_of
@@ -25,20 +25,22 @@ from ostinato.core.steering import Basis, DialPrior, DialView, NotSteered, Perso
 
 _LOG = logging.getLogger(__name__)
 
-_POLL_S = 1.0  # between two looks for what other gateways heard
-_SAVE_S = 0.25  # between two writes of states
-_REFIT_S = 300.0  # from one look at everybody's ratings to the next, at least
-_FITTED = 1000  # people of a tenant, those who rated last, that a fit takes: more would make a mean no better
-_REFUSED = 32  # bases that are not used whose weights are kept for the status: older ones' are hardly live
-_SPREAD = 500  # people whose dials are summed up at once
+_POLL_S = 1.0  # seconds between two checks for rows that other gateways wrote
+_SAVE_S = 0.25  # seconds between two writes of states
+_REFIT_S = 300.0  # least seconds between two checks whether a prior is due
+_MOST_FITTED = (
+    1000  # a fit uses the people of a tenant who rated last, up to this many; more would not improve the mean
+)
+_MOST_REFUSED = 32  # rejected bases whose weights are kept for the status; weights of older ones are hardly live
+_MOST_SPREAD = 500  # people whose dials `spread` summarises
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 SHOWN_PEOPLE = 20
-"""Of fewer people no spread is told: a quantile would be somebody's own value."""
+"""The least number of people for reporting a spread: with fewer, a quantile would be somebody's own value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialSpread:
-    """How the dials of so many people differ, by name: the quantiles `QUANTILES`. `resets`: their returns to the prior.
+    """The distribution of people's dials, by name: the quantiles `QUANTILES`. `resets`: how often these people returned to the prior.
 
     Example: ``DialSpread(people=120, resets=3, dials={"brief": (-0.4, -0.1, 0.0, 0.2, 0.6)})``
     """
@@ -49,14 +51,14 @@ class DialSpread:
 
 
 class PersonAdaptation:
-    """People's states, which follow the log, and the prior that they begin with; ratings set what is known of each person's wishes.
+    """People's states, which follow the log, and the prior that they begin with. Ratings update what is known of each person's preferences.
 
     Args:
-        log: tells ratings.
-        cache: keeps states.
+        log: delivers ratings.
+        cache: stores states.
         config: the settings.
-        consent: what may be done with a tenant's turns at most; a prior learns from those of `Consent.YES` only.
-        clock: decides when a prior is fitted anew.
+        consent: the highest consent level of a tenant's turns; a prior learns only from people with `Consent.YES`.
+        clock: decides when a prior is fitted again.
     """
 
     _states: type[StateFold] = StateFold
@@ -76,10 +78,10 @@ class PersonAdaptation:
         self.fold: StateFold | None = None
         self._rules: StateRules | None = None
         self._heard = asyncio.Event()
-        self._waiting: list[asyncio.Future[None]] = []  # those who wait until what is in the log now was taken in
+        self._waiting: list[asyncio.Future[None]] = []  # callers that wait until the log's current rows are applied
         self._running: asyncio.Task[None] | None = None
-        self._troubled = False
-        self._refused: type[OstinatoError] | None = None  # why no private prior was released, as was told
+        self._warned = False
+        self._refused: type[OstinatoError] | None = None  # the last logged reason why no private prior was released
 
     async def start(self) -> None:
         """Begin to follow the log."""
@@ -95,7 +97,10 @@ class PersonAdaptation:
             if self.fold is not None:
                 await self.fold.save()
         except OstinatoError as error:
-            _LOG.warning("People's states were not saved, and are folded on from an earlier place: %s", error)
+            _LOG.warning(
+                "People's states were not saved; the next start folds them again from the last saved position: %s",
+                error,
+            )
 
     @property
     def verified_only(self) -> bool:
@@ -105,7 +110,7 @@ class PersonAdaptation:
         self._heard.set()
 
     def prior_of(self, tenant: str) -> Prior:
-        """What is believed of a tenant's people before they have rated. Only once a basis is known."""
+        """Return the prior of a tenant's people: what is believed of them before they have rated. Call it only once a basis is known."""
         assert self.fold is not None
         assert self._rules is not None
         if prior_in_force(self.fold.prior_row, self._config) is None:
@@ -118,26 +123,27 @@ class PersonAdaptation:
         return "shared" if found is None else found.prior
 
     def entitled(self, person: Person, *, verified: bool) -> bool:
-        """True if a person's wishes may count: they are known as the settings want it, their tenant has no objection, and they are not of
-        the holdout.
+        """Return true if a person's preferences may count.
+
+        The person must be known as the settings require, their tenant must allow dials, and they must not be in the holdout.
         """
         known = verified or not self.verified_only
         return known and person[0] not in self._without and not self.held_out(person)
 
     def held_out(self, person: Person) -> bool:
-        """True if the person is one of those whose answers never lean, whatever they or their tenant wish."""
+        """Return true if the person is in the holdout, whose answers are never steered, whatever they or their tenant wish."""
         return holdout_place(person) < self._config.holdout
 
     async def _caught_up(self) -> None:
-        """Wait until every row that is in the log now was taken in. Raises Corrupt, StorageFull, Unavailable."""
+        """Wait until every row that is in the log now was applied. Raises Corrupt, StorageFull, Unavailable."""
         caught_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         running = () if self._running is None else (self._running,)
-        if not any(task.done() for task in running):  # else nobody takes it out of those who wait
+        if not any(task.done() for task in running):  # if it has ended, nobody would resolve the future
             self._waiting.append(caught_up)
             self._heard.set()
         await asyncio.wait((caught_up, *running), return_when=asyncio.FIRST_COMPLETED)
-        if not caught_up.done():  # what failed stands in the gateway's log (`_report`)
-            raise Unavailable("people's states follow the log no longer; restart the gateway")
+        if not caught_up.done():  # the gateway's log has the reason (`_report`)
+            raise Unavailable("people's states no longer follow the log; restart the gateway")
         await caught_up
 
     # ------------------------------------------------------------ following the log
@@ -159,12 +165,12 @@ class PersonAdaptation:
                 if loop.time() - fitted >= _REFIT_S:
                     fitted = loop.time()
                     await self.refit()
-                self._troubled = False
+                self._warned = False
             except OstinatoError as error:
                 for each in waiting:
                     if not each.done():
                         each.set_exception(error)
-                self._trouble(error)
+                self._warn_once(error)
                 await asyncio.sleep(_POLL_S)
             try:
                 async with asyncio.timeout(_POLL_S):
@@ -173,7 +179,7 @@ class PersonAdaptation:
                 continue
 
     async def follow(self) -> None:
-        """Take in the log's new rows. Raises Corrupt, StorageFull, Unavailable."""
+        """Apply the log's new rows. Raises Corrupt, StorageFull, Unavailable."""
         if not self._names:
             return
         if self._rules is None or self.fold is None or self._rules.names != self._names:
@@ -186,9 +192,9 @@ class PersonAdaptation:
     # ------------------------------------------------------------ the prior
 
     async def refit(self) -> bool:
-        """Write a prior that is fitted to everybody's ratings now, if it is time for one, and one is known or can be fitted.
+        """Fit a prior to everybody's ratings and write it, if one is due and there is one to write. Return whether something was written.
 
-        Of several gateways that do so at once, the first to write counts. True if something was written. Raises StorageFull, Unavailable.
+        If several gateways do so at once, the first to write counts. Raises StorageFull, Unavailable.
         """
         fold, now, budget = self.fold, self._clock(), PrivacyBudget.of(self._config.privacy)
         if fold is None or self._config.prior == "flat":
@@ -196,7 +202,7 @@ class PersonAdaptation:
         last, every_s = prior_in_force(fold.prior_row, self._config), self._config.prior_every_s
         if last is not None and abs(now - last.at) < (max(every_s, budget.spacing_s) if budget else every_s):
             return False
-        # the number is of what was known of the budget: if another gateway has spent of it meanwhile, it has the number too
+        # number and budget are read together: if another gateway releases meanwhile, its row has this number, and the second is ignored
         number, upto, sigma = fold.numbered + 1, fold.cursor, 0.0
         try:
             if budget is not None:
@@ -207,7 +213,7 @@ class PersonAdaptation:
             population = await self._fit(fold, budget, sigma)
         except BadConfig as error:
             return self._refuse(error)
-        # with noise, one is written whether anybody has rated or not: else its being there would tell
+        # a noisy prior is written even if nobody has rated: otherwise its existence would reveal that somebody has
         if last is None and budget is None and not population.people and not population.organisations:
             return False
         row = population.row(names=names_hash(self._names), number=number, upto=upto, at=now)
@@ -216,14 +222,15 @@ class PersonAdaptation:
         return True
 
     async def _fit(self, fold: StateFold, budget: PrivacyBudget | None, sigma: float) -> Population:
-        """Tenant by tenant, so that the people of one are in memory at a time. With a budget, each tenant's prior has noise of `sigma`: a
-        person is of one tenant, so that all of them together tell as much of anybody as one. Raises BadConfig if no tenant has so few
-        people that the budget's delta is for them.
+        """Fit tenant by tenant, so that only one tenant's people are in memory at a time.
+
+        With a budget, each tenant's prior has noise of `sigma`. A person belongs to one tenant, so all these priors together reveal as much
+        about anybody as one does. Raises BadConfig if no tenant has few enough people for the budget's delta.
         """
         config, dials = self._config, len(self._names)
         agreed = [tenant for tenant in fold.tenants if self._consent(tenant) is Consent.YES]
-        # who is among the newest thousand depends on everybody
-        most = _FITTED if budget is None else config.most_states
+        # with a budget, use everybody: who is among the newest thousand depends on other people's ratings
+        most = _MOST_FITTED if budget is None else config.most_states
         if budget is not None:
             await fold.save()
             admitted = budget.admits({tenant: self._cache.count(tenant) for tenant in agreed})
@@ -237,7 +244,7 @@ class PersonAdaptation:
             told = await fold.evidence(tenant, most)
             if budget is None:
                 return await asyncio.to_thread(Organisation.fit, told, dials)
-            if self._cache.crowded(tenant):  # one person's rating makes another's forgotten: none is told of
+            if self._cache.crowded(tenant):  # one person's rating evicts another's state, which privacy rules out
                 _LOG.warning(
                     "No prior is fitted to the people of %s, who are %d, or were more: raise adapt.most_states, and remove "
                     "folds/people.sqlite while the gateway is down, so that they are folded anew",
@@ -250,11 +257,13 @@ class PersonAdaptation:
         shared = [await fitted(tenant) for tenant in agreed if self._level(tenant) == "shared"]
         pooled = Population.pool(shared, dials, least=config.prior_people, share=config.prior_share)
         own = {tenant: await fitted(tenant) for tenant in agreed if self._level(tenant) == "own"}
-        levels = {tenant: (each.people, each.prior.mean_D) for tenant, each in own.items() if each.people >= FEWEST}
+        levels = {
+            tenant: (each.people, each.prior.mean_D) for tenant, each in own.items() if each.people >= LEAST_RATERS
+        }
         return replace(pooled, organisations=levels)
 
     def _refuse(self, error: OstinatoError) -> bool:
-        """Say once why no prior is released."""
+        """Log once why no prior is released."""
         if self._refused is not type(error):
             _LOG.warning("No prior of dials is released: %s", error)
         self._refused = type(error)
@@ -278,22 +287,22 @@ class PersonAdaptation:
             without=config.without,
         )
 
-    def _trouble(self, error: OstinatoError) -> None:
-        if not self._troubled:
-            _LOG.warning("Answers lean by what was known before, or not at all: %s", error)
-        self._troubled = True
+    def _warn_once(self, error: OstinatoError) -> None:
+        if not self._warned:
+            _LOG.warning("Answers are steered by outdated states, or not at all: %s", error)
+        self._warned = True
 
 
 class DialAdaptation(PersonAdaptation):
-    """`core.seams.Adaptation` by dials. Its states follow the log; it never delays a request or a feedback for that.
+    """Adaptation by dials; implements `core.seams.Adaptation`. It never delays a request or feedback to catch up with the log.
 
     Args:
-        log: tells ratings and bases; the newest basis' names are the dials that people have.
-        cache: keeps states.
+        log: delivers ratings and bases; the names in the newest basis are the dials that people have.
+        cache: stores states.
         config: the settings.
-        protected: tokens that no dial may move; a basis that holds one is not used.
-        consent: what may be done with a tenant's turns at most; a prior learns from those of `Consent.YES` only.
-        clock: decides when a prior is fitted anew.
+        protected: tokens that no dial may move; a basis that moves one is not used.
+        consent: the highest consent level of a tenant's turns; a prior learns only from people with `Consent.YES`.
+        clock: decides when a prior is fitted again.
 
     Example::
 
@@ -314,9 +323,9 @@ class DialAdaptation(PersonAdaptation):
     ) -> None:
         super().__init__(log, cache, config, consent=consent, clock=clock)
         self._protected = frozenset(protected)
-        self._read: Cursor = 0  # of the bases
+        self._read: Cursor = 0  # position up to which bases were read
         self._bases: dict[str, Basis] = {}  # by the hash of the weights
-        self.refused: dict[str, None] = {}  # the weights whose newest basis moves protected tokens, the newest last
+        self.refused: dict[str, None] = {}  # the weights whose newest basis moves protected tokens, newest last
 
     def steering(self, person: Person, *, weights: str, verified: bool) -> Steering | None:
         config, fold, rules, basis = self._config, self.fold, self._rules, self._bases.get(weights)
@@ -327,7 +336,7 @@ class DialAdaptation(PersonAdaptation):
         try:
             state = fold.state_or_new(person)
         except OstinatoError as error:
-            self._trouble(error)
+            self._warn_once(error)
             return None
         dials = self._dials(state, rules, fold, self.prior_of(person[0]))
         return Steering(basis=basis, dials=dials, cap=self._cap(state), budget=config.answer_budget)
@@ -345,14 +354,14 @@ class DialAdaptation(PersonAdaptation):
         )
 
     async def spread(self) -> DialSpread | None:
-        """How people's dials differ now, of the 500 who came last; None of fewer than 20. Computed on a thread, names nobody."""
+        """Return the distribution of dials among the 500 people who came last; None with fewer than 20. It is computed on a thread."""
         fold, rules = self.fold, self._rules
         if fold is None or rules is None:
             return None
-        newest = [pair for pair in fold.newest(_SPREAD) if not self.held_out(pair[0])]
+        newest = [pair for pair in fold.newest(_MOST_SPREAD) if not self.held_out(pair[0])]
         if len(newest) < SHOWN_PEOPLE:
             return None
-        # on the loop, where a new basis may come with other dials
+        # read on the event loop: a new basis with other dials may come while the thread runs
         priors = {tenant: self.prior_of(tenant) for tenant in {person[0] for person, _ in newest}}
 
         def look() -> DialSpread:
@@ -366,7 +375,7 @@ class DialAdaptation(PersonAdaptation):
 
     @property
     def bases(self) -> Mapping[str, Basis]:
-        """The bases that are known, by the hash of the weights that each was fitted to; the newest is last."""
+        """The known bases, by the hash of the weights that each was fitted to; the newest is last."""
         return self._bases
 
     async def shown(self, person: Person, *, weights: str) -> PersonView:
@@ -374,7 +383,7 @@ class DialAdaptation(PersonAdaptation):
         return self.view(person, weights=weights)
 
     def view(self, person: Person, *, weights: str) -> PersonView:
-        """As `shown`, by what was taken in so far."""
+        """As `shown`, from the rows applied so far."""
         fold, rules, basis = self.fold, self._rules, self._bases.get(weights)
         if fold is None or rules is None:
             return PersonView(dials=(), scale=1.0, off=NotSteered.BASIS)
@@ -391,18 +400,18 @@ class DialAdaptation(PersonAdaptation):
         return person_view(state, self.prior_of(person[0]), rules, fold.moments, cap=self._cap(state), off=off)
 
     def _cap(self, state: PersonState) -> float:
-        """The most KL divergence of a token of this person's: half of everybody's after a strike."""
+        """Return the largest KL divergence per token for this person, in nats: half of everybody's after a strike."""
         return self._config.cap / 2 if state.strikes else self._config.cap
 
     async def follow(self) -> None:
-        """Take in the log's new rows, with new bases. Raises Corrupt, StorageFull, Unavailable."""
+        """Apply the log's new rows, including new bases. Raises Corrupt, StorageFull, Unavailable."""
         async for seq, row in self._log.read(self._read, {SteeringBasis}):
             if isinstance(row, SteeringBasis):
-                self._know(row)
+                self._add_basis(row)
             self._read = seq
         await super().follow()
 
-    def _know(self, row: SteeringBasis) -> None:
+    def _add_basis(self, row: SteeringBasis) -> None:
         try:
             basis = row.basis()
         except ValueError as error:
@@ -425,17 +434,17 @@ class DialAdaptation(PersonAdaptation):
             )
             self.refused.pop(basis.weights, None)
             self.refused[basis.weights] = None
-            if len(self.refused) > _REFUSED:
+            if len(self.refused) > _MOST_REFUSED:
                 del self.refused[next(iter(self.refused))]
             return
         self.refused.pop(basis.weights, None)
         self._bases.pop(basis.weights, None)
-        if basis.directions_KM.any():  # else every dial was dropped, and nobody's answers lean
+        if basis.directions_KM.any():  # if not, every dial was dropped and nobody is steered
             self._bases[basis.weights], self._names = basis, basis.names
 
 
 def prior_in_force(newest: DialPrior | None, config: AdaptConfig) -> DialPrior | None:
-    """The newest prior, unless people begin with a flat one, or it has no noise where they were promised some."""
+    """Return the newest prior, unless people begin with a flat one or the prior lacks the noise that they were promised."""
     if newest is None or config.prior == "flat" or (config.privacy.epsilon and not newest.sigma):
         return None
     return newest
@@ -444,13 +453,13 @@ def prior_in_force(newest: DialPrior | None, config: AdaptConfig) -> DialPrior |
 def _report(running: asyncio.Task[None]) -> None:
     """Log why following the log has ended, unless it was stopped."""
     if not running.cancelled() and (error := running.exception()) is not None:
-        _LOG.error("People's states follow the log no longer; restart the gateway.", exc_info=error)
+        _LOG.error("People's states no longer follow the log; restart the gateway.", exc_info=error)
 
 
-# ---------------------------------------------------------------- as they are shown to their person
+# ---------------------------------------------------------------- what a person is shown
 
 
-_DEVIATIONS = 1.96  # of a 95% interval
+_DEVIATIONS = 1.96  # half width of a 95% interval in standard deviations
 _WORDS: Mapping[str, tuple[str, str]] = {
     "brief": ("shorter answers", "longer answers"),
     "lists": ("more lists", "fewer lists"),
@@ -460,14 +469,15 @@ _WORDS: Mapping[str, tuple[str, str]] = {
     "first_person": ("speaks of itself more", "speaks of itself less"),
     "bold": ("more bold type", "less bold type"),
     "long_words": ("longer words", "shorter words"),
-}  # by the built-in dials of `adapt.fit.ATTRIBUTES`: above 0, and below
+}  # for the built-in dials of `adapt.fit.ATTRIBUTES`: the meaning of a value above 0, and below
 
 
 def person_view(
     state: PersonState, prior: Prior, rules: StateRules, moments: FeatureMoments, *, cap: float, off: NotSteered | None
 ) -> PersonView:
-    """What a state says under the `prior` that its person begins with. `cap`: the KL divergence of a token, in nats, that answers may
-    spend (`adapt.cap`).
+    """Return the view of a state under the `prior` that its person begins with.
+
+    `cap`: the KL divergence per token, in nats, that answers may spend (`adapt.cap`).
     """
     regression = rules.regression
     posterior = state.posterior(prior, regression)

@@ -1,9 +1,9 @@
-"""Fit a basis of dials: directions in logit space for named attributes, from the model's own answers and no person's data.
+"""Fits a basis of dials: directions in logit space for named attributes, from the model's own answers, without any person's data.
 
 The derivative of an attribute's expectation with respect to a logit direction is its covariance with the answer's score features (the
-score-function identity: Williams 1992). So the attribute, within answers to one prompt, is regressed on these features by ridge
-regression over half of the prompts; the other half says how much of it the direction explains, and sets the unit. Then the halves
-change places, and the direction is the mean of both.
+score-function identity: Williams 1992). So the attribute, within answers to one prompt, is regressed on these features by ridge regression
+over half of the prompts. The other half measures how much of the attribute the direction explains, and sets the unit. Then the halves swap
+roles, and the direction is the mean of both (two-fold cross-fitting).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ostinato.core.steering import Basis
 
 Floats = NDArray[np.float64]
 Attribute = Callable[[str, bool], float]
-"""What is measured of an answer: its text, and whether the model ended it itself."""
+"""Measures an answer, given its text and whether the model ended it itself."""
 
 TOKENS = 384
-"""How many of the likeliest tokens a basis covers."""
-_LEAST_R2 = 0.02  # an attribute of which a direction explains less on other prompts, in either half, gets no dial
-_RIDGE = 0.1  # per answer, with features of unit variance
+"""The number of likeliest tokens that a basis covers."""
+_LEAST_R2 = 0.02  # an attribute gets a dial only if its direction explains this share of it on the other prompts, in both halves
+_RIDGE = 0.1  # ridge penalty per answer, with features of unit variance
 _OUTLIER = 3.0  # standard deviations to which attributes are clipped
-_SMALLEST = 0.02  # added to a feature's standard deviation: tokens that hardly ever come get no weight
+_SMALLEST = 0.02  # added to a feature's standard deviation, so that tokens that hardly ever occur get no weight
 _WORD, _LIST = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?"), re.compile(r"(^|\n)\s*(\d+[.)]|[-*•])\s")
 _READER = frozenset({"you", "your", "yours", "you're", "you'll", "you've", "yourself"})
 _WRITER = frozenset({"i", "i'm", "i'd", "i'll", "i've", "me", "my", "mine"})
@@ -80,13 +80,15 @@ PROMPTS: tuple[str, ...] = (
     *(f"What is {thing}?" if i % 2 else f"Tell me about {thing}." for i, thing in enumerate(_THINGS)),
     *(f"How can I {goal}?" if i % 2 else f"Give me advice: I want to {goal}." for i, goal in enumerate(_GOALS)),
 )
-"""What the model is asked if the operator names no prompts."""
+"""The prompts that the model is asked if the operator gives none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedBasis:
-    """A basis and, for each attribute, the share of its variance within a prompt that its direction explained on prompts that were not
-    fitted to. Attributes below 2% in either half have no dial. `measured`: each attribute of each answer.
+    """A basis, and how well each attribute can be steered.
+
+    `explained`: by attribute, the share of its variance within a prompt (R^2) that its direction explained on prompts it was not fitted to.
+    Attributes below 2% in either half have no dial. `measured`: each attribute's value for each answer.
 
     Example: ``FittedBasis(basis=basis, explained={"brief": 0.5, "bold": 0.0})``
     """
@@ -97,7 +99,7 @@ class FittedBasis:
 
 
 def steerable(mass_V: NDArray[np.floating], reserved: Collection[int], count: int = TOKENS) -> NDArray[np.int64]:
-    """The `count` likeliest tokens by their mean probability, ascending, without reserved ones: control tokens and the markup of calls."""
+    """Return the `count` likeliest tokens by mean probability, ascending, without reserved ones: control tokens and the markup of calls."""
     mass_V = np.array(mass_V, np.float64)
     mass_V[list(reserved)] = 0.0
     order = np.argsort(-mass_V, kind="stable")[:count]
@@ -117,10 +119,10 @@ def fit_basis(
     Args:
         features_NM: each answer's score features, the sum over its tokens of 1[token = v] - p(v), for the steerable tokens.
         measured: by attribute, its value for each answer.
-        prompts_N: the number of each answer's prompt, from 0; even ones judge what was fitted to odd ones, and odd ones the even.
+        prompts_N: the number of each answer's prompt, from 0. Directions fitted to odd prompts are tested on even ones, and vice versa.
         tokens_M: the steerable tokens.
         weights: the hash of the weights that answered.
-        names: the dials to make; one of which too little is explained does nothing. None: those of which enough is.
+        names: the dials to make; a dial that explains too little does nothing. None: the dials that explain enough.
 
     Returns:
         Directions of which one unit changes the attribute by one standard deviation (within a prompt), for small dials.
@@ -128,20 +130,20 @@ def fit_basis(
     Raises BadConfig if no attribute can be steered.
     """
     prompts = np.asarray(prompts_N)
-    features_NM = _within(features_NM.astype(np.float64), prompts)
+    features_NM = _centred(features_NM.astype(np.float64), prompts)
     halves = [_Half.of(features_NM, prompts % 2 == parity) for parity in (0, 1)]
     explained: dict[str, float] = {}
     directions: dict[str, NDArray[np.float32]] = {}
     for name, values in measured.items():
-        found_N = _within(np.asarray(values, np.float64)[:, None], prompts)[:, 0]
+        found_N = _centred(np.asarray(values, np.float64)[:, None], prompts)[:, 0]
         deviation = float(found_N.std())
         explained[name] = 0.0
         if not deviation:
             continue
         found_N = np.clip(found_N / deviation, -_OUTLIER, _OUTLIER)
-        units_M, shares = zip(*(_judged(half, features_NM, found_N) for half in halves), strict=True)
+        units_M, shares = zip(*(_fit_half(half, features_NM, found_N) for half in halves), strict=True)
         explained[name] = float(np.mean(shares))
-        if min(shares) >= _LEAST_R2:  # a half of which less is explained has a unit that is mostly noise
+        if min(shares) >= _LEAST_R2:  # with less explained, the unit found in that half is mostly noise
             directions[name] = np.mean(units_M, 0).astype(np.float32)
     if not directions:
         raise BadConfig(
@@ -156,7 +158,7 @@ def fit_basis(
 
 @dataclass(frozen=True, slots=True)
 class _Half:
-    """The answers that directions are fitted to, a mask [N]; the scale of their features; and the regularised Gram matrix."""
+    """One half of the cross-fit: a mask [N] of the answers fitted to, the scale of their features, and the regularised Gram matrix."""
 
     fitted_N: NDArray[np.bool_]
     scale_M: Floats
@@ -169,9 +171,10 @@ class _Half:
         return cls(fitted_N, scale_M, scaled_NM.T @ scaled_NM + _RIDGE * len(scaled_NM) * np.eye(len(scale_M)))
 
 
-def _judged(half: _Half, features_NM: Floats, found_N: Floats) -> tuple[Floats, float]:
-    """Of the direction fitted to one half: scaled so that a unit changes the attribute by 1 in the other half, and the share explained
-    there. A direction that does not work there has no unit and explains 0.
+def _fit_half(half: _Half, features_NM: Floats, found_N: Floats) -> tuple[Floats, float]:
+    """Fit a direction to one half and test it on the other. Return the direction and the share explained there (R^2).
+
+    The direction is scaled so that a unit changes the attribute by 1 in the other half. One that does not work there is 0 and explains 0.
     """
     fitted_N = half.fitted_N
     shared_M: Floats = (features_NM[fitted_N] / half.scale_M).T @ found_N[fitted_N]
@@ -184,8 +187,8 @@ def _judged(half: _Half, features_NM: Floats, found_N: Floats) -> tuple[Floats, 
     return direction_M / slope, slope**2 / spread
 
 
-def _within(values_ND: Floats, prompts_N: NDArray[np.integer]) -> Floats:
-    """Differences from the mean of the answers to the same prompt."""
+def _centred(values_ND: Floats, prompts_N: NDArray[np.integer]) -> Floats:
+    """Return differences from the mean of the answers to the same prompt."""
     count = int(prompts_N.max()) + 1
     sums_PD = np.zeros((count, values_ND.shape[1]))
     np.add.at(sums_PD, prompts_N, values_ND)

@@ -1,15 +1,15 @@
 """Bayesian linear regression of a person's ratings on their answers' score features; its posterior mean sets the dials. Pure.
 
-An answer's features are the gradient of its log-probability with respect to the dials (`core.steering.Steered`), so the slope of the
-reward on them is the natural policy gradient. Each answer that was rated after another one multiplies the weight of the earlier one by
-`decay`: silence erases nothing.
+An answer's features are the gradient of its log-probability with respect to the dials (`core.steering.Steered`), so the slope of the reward
+on them is the natural policy gradient. Each later rated answer multiplies the weight of the earlier ones by `decay`: silence erases
+nothing.
 
-What a person's ratings add up to is a function of the *set* of rated answers, in the order of the answers, whatever the order in which
-the ratings came: the newest rated answers are kept one by one, as many as fit into a kilobyte (`window`), and only those before
-them as sums. A rating of an answer that is older than those kept is not taken in.
+A person's evidence is a function of the *set* of rated answers, in the order of the answers and not of the ratings' arrival. To make that
+possible, the newest rated answers are kept one by one, as many as fit into a kilobyte (`window`), and only older ones as sums. A rating of
+an answer older than those kept is ignored.
 
-What decides whether the CUSUM returns a person to the prior takes a solution of the equations for each answer, what the sums are does not.
-So what it came to is packed with the state, and the sums over all answers are added up again when it is read: no solution, the same bits.
+To decide whether the CUSUM returns a person to the prior, the equations must be solved for each answer; the sums need no solution. So the
+CUSUM's outcome is packed with the state, and the sums over all answers are added up again on reading, with the same bits and no solution.
 """
 
 from __future__ import annotations
@@ -36,32 +36,34 @@ Halves = NDArray[np.float16]
 
 MOST_DIALS = 16
 MOST_BYTES = 1024
-"""The most that a packed state takes."""
+"""The largest size of a packed state."""
 
 _FORMAT = 3  # of a packed state
 _HEAD = struct.Struct("<BBBBBHHIffQQQ16s")  # see `PersonState.pack`
-# with all ratings: the CUSUM, its returns since the settled ones, and the answer of the last one
+# the CUSUM after all ratings, its returns to the prior since the settled ones, and the answer of the last return
 _OUTCOME = struct.Struct("<fBB")
-_RATED = 8 + 1  # bytes of a rated answer's place and number of signals, beside its features and signals
+_RATED = 8 + 1  # bytes of a rated answer's place and number of signals, without its features and signals
 _SIGNAL = struct.Struct("<Ie")
 _SIGNALS = 4  # signals about one answer that are kept
 _CRC = 4
-_PRIVATE = 1 << 7  # a bit beside the number of strikes
-_LARGEST = 1000.0  # |feature|: what an answer's features are clipped to
-_STEP = 2.0**-16  # what predictions are rounded to, so that the last bits of a solution decide nothing
-_MIDDLING = 0.5  # the rating of an answer that was not rated and has a violation
-_HELD = 0.05  # the deviation of a dial that its person set, in dials
+_PRIVATE = 1 << 7  # a flag in the byte of the number of strikes
+_FEATURE_LIMIT = 1000.0  # |feature| is clipped to this
+_STEP = 2.0**-16  # predictions are rounded to multiples of this, so that the last bits of a solution decide nothing
+_UNRATED = 0.5  # assumed rating of an unrated answer with a violation
+_SET_DEVIATION = 0.05  # prior standard deviation of a dial that the person set, in units of the dial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regression:
-    """How the regression learns.
+    """The settings of the regression.
 
-    `decay`: what an answer's weight is multiplied by with each later one that is rated. `noise`: the variance of a reward around its
-    prediction. A one-sided CUSUM of the predicted less the observed reward, less `drift` at each rating, returns a person to the prior
-    once it exceeds `limit`. While predictions are right on average, or too low, that comes once in exp(8 drift limit) ratings at most, 317
-    by default, whatever the ratings' distribution: exp(8 drift (missed - drift)) has then a mean of at most 1 (Hoeffding's lemma), so
-    that the CUSUM is an e-detector's. `strength` is the KL penalty's: a dial is its slope divided by it, at most.
+    `decay`: the factor on an answer's weight for each later rated answer. `noise`: the variance of a reward around its prediction.
+    `strength`: the weight of the KL penalty; a dial is at most its slope divided by it.
+
+    A one-sided CUSUM of predicted minus observed reward, less `drift` at each rating, returns a person to the prior once it exceeds
+    `limit`. While predictions are right on average, or too low, that happens at most once in exp(8 drift limit) ratings (317 by default),
+    whatever the ratings' distribution: exp(8 drift (missed - drift)) then has a mean of at most 1 (Hoeffding's lemma), which makes the
+    CUSUM an e-detector.
 
     Example: ``Regression(decay=1.0)``
     """
@@ -84,7 +86,7 @@ class Regression:
 
 @dataclass(frozen=True, eq=False)
 class Prior:
-    """What is believed about a person before any rating: a Gaussian over K slopes and, last, the mean reward (D = K + 1).
+    """The belief about a person before any rating: a Gaussian over K slopes and, last, the mean reward (D = K + 1).
 
     Raises ValueError for a covariance that is not positive definite.
 
@@ -105,7 +107,7 @@ class Prior:
 
     @classmethod
     def of(cls, slopes_K: Floats, covariance_KK: Floats, *, reward: float = 0.5, variance: float = 0.02) -> Prior:
-        """From the slopes' distribution, and the mean and variance of people's mean rewards."""
+        """Build a prior from the slopes' distribution, and the mean and variance of people's mean rewards."""
         dials = len(slopes_K)
         covariance_DD = np.zeros((dials + 1, dials + 1))
         covariance_DD[:dials, :dials] = covariance_KK
@@ -113,19 +115,19 @@ class Prior:
         return cls(np.append(slopes_K, reward).astype(np.float64), covariance_DD)
 
     def only(self, kept: Sequence[int]) -> Prior:
-        """That of some dials, by number."""
+        """Return the prior of some dials, by number."""
         places = [*kept, len(self.mean_D) - 1]
         return Prior(self.mean_D[places], self.covariance_DD[np.ix_(places, places)])
 
     def held(self, dials: Mapping[int, float], strength: float) -> Prior:
-        """With some dials, by number, set by the person: means so narrow that it takes many ratings to move them."""
+        """Return the prior with some dials, by number, set by the person, with so little variance that only many ratings move them."""
         if not dials:
             return self
         mean_D, covariance_DD = self.mean_D.copy(), self.covariance_DD.copy()
         for dial, setting in dials.items():
             mean_D[dial] = setting * strength
             covariance_DD[dial, :] = covariance_DD[:, dial] = 0.0
-            covariance_DD[dial, dial] = (_HELD * strength) ** 2
+            covariance_DD[dial, dial] = (_SET_DEVIATION * strength) ** 2
         return Prior(mean_D, covariance_DD)
 
     @cached_property
@@ -140,7 +142,7 @@ class Prior:
 
 
 def violation(cost: float) -> float:
-    """The reward of a signal that tells of a violation, told apart from ratings by being below 0. `cost`: what it takes from the rating."""
+    """Return the reward of a signal that reports a violation: below 0, unlike a rating. `cost`: what it subtracts from the rating."""
     return -1.0 - cost
 
 
@@ -158,7 +160,7 @@ class Rated:
 
     @property
     def reward(self) -> float | None:
-        """The mean over its ratings, 0.5 without one, less the cost of its costliest violation; None if all signals were retracted."""
+        """The mean of its ratings (0.5 without one), less the cost of its costliest violation; None if all signals were retracted."""
         return _reward(reward for _, reward in self.signals)
 
     @property
@@ -168,16 +170,16 @@ class Rated:
 
 
 class _Packed(Sequence[Rated]):
-    """Rated answers as they lie in a packed state: dials take their sums alone, so answers become objects only if one is asked for.
+    """Rated answers inside a packed state. Dials need only their sums, so answers become objects only when they are accessed.
 
-    `counts`: how many signals each has; `signals`: those of all, packed.
+    `counts`: each answer's number of signals; `signals`: the signals of all answers, packed.
     """
 
     def __init__(self, places: tuple[int, ...], counts: bytes, features_NK: Halves, signals: bytes) -> None:
         self._places, self._counts, self._features_NK, self._signals = places, counts, features_NK, signals
 
     def rewards(self) -> list[float | None]:
-        """Each answer's `Rated.reward`."""
+        """Return each answer's `Rated.reward`."""
         each = _SIGNAL.iter_unpack(self._signals)
         return [_reward(reward for _, reward in islice(each, count)) for count in self._counts]
 
@@ -202,10 +204,10 @@ class _Packed(Sequence[Rated]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evidence:
-    """What ratings say by themselves, without the prior: the precision and the shift that they add to it.
+    """The evidence of ratings alone, without the prior: the precision and the shift that they add to it.
 
-    `ratings`: since the last return to the prior. The CUSUM made `resets` of them; the last one, by hand or by the CUSUM, came at the place
-    `reset_at` (that of an answer).
+    `ratings`: the number since the last return to the prior. `resets`: the returns by the CUSUM. `reset_at`: the place (of an answer) of
+    the last return, by hand or by the CUSUM.
     """
 
     precision_DD: Singles
@@ -217,11 +219,11 @@ class Evidence:
 
     @classmethod
     def none(cls, dials: int) -> Evidence:
-        """That of no ratings."""
+        """Return the evidence of no ratings."""
         return cls(np.zeros((dials + 1, dials + 1), np.float32), np.zeros(dials + 1, np.float32))
 
     def then(self, rated: Rated, prior: Prior, regression: Regression) -> Evidence:
-        """With one more rated answer, later than all before it."""
+        """Return the evidence with one more rated answer, later than all before it."""
         reward = rated.reward
         if reward is None:
             return self
@@ -237,13 +239,13 @@ class Evidence:
         return before.added(np.append(row_D, reward)[None], regression, cusum=float(np.float32(cusum)))
 
     def added(self, told_NE: Floats, regression: Regression, *, cusum: float) -> Evidence:
-        """With N more rated answers in their order, each a row of its features, 1 and its reward, none of which returns the person to the
-        prior; the CUSUM after them is `cusum`.
+        """Return the evidence with N more rated answers in order, none of which returns the person to the prior.
 
-        All is done element by element, and rounded to float32 after each answer, so that all at once have the bits of one by one.
+        Each row of `told_NE` is an answer's features, 1 and its reward. `cusum`: the CUSUM after them. All operations are element-wise and
+        rounded to float32 after each answer, so that adding all at once gives the same bits as adding one by one.
         """
         size = told_NE.shape[1] - 1
-        # to add to the precision, and as the last column to the shift
+        # each answer's addition to the precision and, in the last column, to the shift
         terms_NDE = told_NE[:, :size, None] * told_NE[:, None, :]
         terms_NDE /= regression.noise
         sum_DE, rounded_DE = np.empty((size, size + 1)), np.empty((size, size + 1), np.float32)
@@ -259,22 +261,22 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PersonPosterior:
-    """What is believed about a person now: mean and covariance of the K slopes and, last, of the mean reward."""
+    """The current belief about a person: mean and covariance of the K slopes and, last, of the mean reward."""
 
     mean_D: Floats
     covariance_DD: Floats
 
     def dials(self, fisher_KK: Floats, *, tokens: float, nats: float, strength: float) -> tuple[float, ...]:
-        """The dial settings, float32 values: the slopes over `strength`, or shorter, so that the KL divergence of an answer of `tokens`
-        stays within `nats` a token by its quadratic estimate. The estimate is no bound: the engine keeps that of each token.
+        """Return the dial settings as float32 values: the slopes over `strength`, or less if the KL divergence would exceed the cap.
 
-        `fisher_KK`: the covariance of the features of an answer.
+        The cap is `nats` per token for an answer of `tokens` tokens, by the quadratic estimate. The estimate is no bound: the engine
+        enforces the cap on each token. `fisher_KK`: the covariance of an answer's features.
         """
         scale = self.scale(fisher_KK, tokens=tokens, nats=nats, strength=strength)
         return tuple(float(dial) for dial in (self.mean_D[:-1] * scale).astype(np.float32))
 
     def scale(self, fisher_KK: Floats, *, tokens: float, nats: float, strength: float) -> float:
-        """What `dials` multiplies the slopes by."""
+        """Return the factor by which `dials` multiplies the slopes."""
         slopes_K = self.mean_D[:-1]
         squared = float(slopes_K @ fisher_KK @ slopes_K)
         return min(1.0 / strength, math.sqrt(2.0 * nats * tokens / squared)) if squared > 0.0 else 1.0 / strength
@@ -282,13 +284,20 @@ class PersonPosterior:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PersonState:
-    """What is kept of a person: sums over the rated answers up to the place `settled_at`, and the later ones one by one, by place.
+    """What is kept about a person: sums over the rated answers up to the place `settled_at`, and the later ones one by one, by place.
 
-    `names`: the hash of the dials' names (`names_hash`): directions are fitted anew to each release, and mean the same under the same
-    names. `held`: dials that the person set, by number. `strikes`: how often violations returned them to the prior. `reported`: violations
-    of answers that are kept no longer since a dial was returned by hand, which hides none so. `nats`: the KL divergence that the person's
-    answers have spent. `cursor`: the last row of the log that was taken in. `private`: some of the ratings are about answers that only the
-    person's own dials may learn from (`Consent.ADAPT`). `latest`: the evidence with all ratings, if it has been computed (`ready`).
+    Attributes:
+        names: the hash of the dials' names (`names_hash`). Directions are fitted anew to each release, and mean the same under the same
+            names.
+        settled: the sums.
+        recent: the later answers.
+        held: dials that the person set, by number.
+        strikes: how often violations returned the person to the prior.
+        reported: violations of answers that are no longer kept since a dial was cleared by hand, so that clearing hides none.
+        nats: the KL divergence that the person's answers have spent.
+        cursor: the last row of the log that was applied.
+        private: some ratings are about answers that only the person's own dials may learn from (`Consent.ADAPT`).
+        latest: the evidence with all ratings, if it has been computed (`ready`).
 
     Example::
 
@@ -310,14 +319,14 @@ class PersonState:
 
     @classmethod
     def new(cls, names: str, dials: int) -> PersonState:
-        """A person who has rated nothing. Raises ValueError for more than 16 dials."""
+        """Return the state of a person who has rated nothing. Raises ValueError for more than 16 dials."""
         if not 1 <= dials <= MOST_DIALS:
             raise ValueError(f"{dials} dials; a person has 1 to {MOST_DIALS}")
         return cls(names=names, settled=Evidence.none(dials))
 
     @property
     def dials(self) -> int:
-        """How many dials there are."""
+        """The number of dials."""
         return len(self.settled.shift_D) - 1
 
     def rate(
@@ -329,11 +338,10 @@ class PersonState:
         prior: Prior,
         regression: Regression,
     ) -> PersonState:
-        """With a signal, by its hash, about the answer at `place`, and its reward in [0, 1] or `violation`. None retracts the signal,
-        which may come later.
+        """Return the state with a signal, by its hash, about the answer at `place`.
 
-        Returns the same object if it changes nothing: the signal was taken before, the answer has four others, or it is older than
-        those that are kept one by one.
+        `reward`: in [0, 1], or a `violation`; None retracts the signal, even one that comes later. Returns the same object if nothing
+        changes: the signal was applied before, the answer has four others, or the answer is older than those kept one by one.
         """
         if place <= self.settled_at:
             return self
@@ -345,7 +353,7 @@ class PersonState:
         if signal not in told and len(told) == _SIGNALS:
             return self
         told[signal] = math.nan if reward is None else float(np.float16(reward))
-        features_K = np.clip(np.asarray(features, np.float64), -_LARGEST, _LARGEST).astype(np.float16)
+        features_K = np.clip(np.asarray(features, np.float64), -_FEATURE_LIMIT, _FEATURE_LIMIT).astype(np.float16)
         rated = Rated(place, features_K if known is None else known.features_K, tuple(sorted(told.items())))
         prior = self.prior(prior, regression)
         newest = known is None and at == len(self.recent)
@@ -358,18 +366,19 @@ class PersonState:
         return state.ready(prior, regression)
 
     def hold(self, dials: Mapping[int, float], prior: Prior, regression: Regression) -> PersonState:
-        """With dials that the person sets, by number; those set before stay."""
+        """Return the state with dials that the person sets, by number; those set before stay."""
         held = tuple(sorted({**dict(self.held), **{k: float(np.float32(z)) for k, z in dials.items()}}.items()))
         state = replace(self, held=held, latest=None)
         return state.ready(state.prior(prior, regression), regression)
 
     def spend(self, nats: float) -> PersonState:
-        """With the KL divergence of one more answer, in nats."""
+        """Return the state with the KL divergence of one more answer, in nats."""
         return replace(self, nats=float(np.float32(self.nats + nats)))
 
     def clear(self, dials: Collection[int], place: int, prior: Prior, regression: Regression) -> PersonState:
-        """With these dials, by number, back at the prior: not held, and without what ratings said of them. Ratings said something of the
-        others, too, which stays, but of answers up to `place` nothing is taken in any more.
+        """Return the state with these dials, by number, back at the prior: not held, and without what ratings said about them.
+
+        What ratings said about the other dials stays. Later ratings of answers up to `place` are ignored.
         """
         evidence = self.evidence(self.prior(prior, regression), regression)
         precision_DD, shift_D, cleared = evidence.precision_DD.copy(), evidence.shift_D.copy(), list(dials)
@@ -383,8 +392,9 @@ class PersonState:
         return state.ready(state.prior(prior, regression), regression)
 
     def reset(self, place: int) -> PersonState:
-        """Back to the prior: nothing about answers up to `place` counts any more, nor about those rated, and no dial is held. Strikes stay,
-        and violations that are none yet. What is rated from now on may be anybody's again (`private`).
+        """Return the state back at the prior: no rating so far counts, nor a later rating of answers up to `place`, and no dial is held.
+
+        Strikes stay, and so do violations that have not led to a strike yet. Later ratings may be learned from by others again (`private`).
         """
         known = self.settled if self.latest is None else self.latest
         place = max(place, self._newest)
@@ -401,7 +411,7 @@ class PersonState:
         )
 
     def barred(self) -> PersonState | None:
-        """What stays of a person who allows no dials any more: strikes, and violations that are none yet. None if there are neither."""
+        """Return what is kept of a person who no longer allows dials: strikes and violations without a strike yet. None without either."""
         reported = self._violations()
         if not self.strikes and not reported:
             return None
@@ -414,8 +424,9 @@ class PersonState:
         )
 
     def struck(self, most: int) -> PersonState:
-        """Back to the prior, with a strike, if `most` of the answers that are kept one by one, or were until a dial was returned by hand,
-        have violations; 0: never.
+        """Return the state back at the prior with one more strike, if at least `most` answers have violations; 0: never.
+
+        The answers that count are those kept one by one, and those that were until a dial was cleared by hand.
         """
         if not most or not self.recent or self._violations() < most:
             return self
@@ -423,20 +434,20 @@ class PersonState:
 
     @property
     def _newest(self) -> int:
-        """The place of the newest answer that was taken in."""
+        """The place of the newest answer that was applied."""
         return self.recent[-1].place if self.recent else self.settled_at
 
     def _violations(self) -> int:
         return min(255, self.reported + sum(rated.violates for rated in self.recent))
 
-    # ------------------------------------------------------------ what is believed
+    # ------------------------------------------------------------ posterior
 
     def prior(self, prior: Prior, regression: Regression) -> Prior:
-        """The prior with the dials that the person set."""
+        """Return the prior with the dials that the person set."""
         return prior.held(dict(self.held), regression.strength)
 
     def evidence(self, prior: Prior, regression: Regression) -> Evidence:
-        """What all ratings say, given the person's own prior (`prior`)."""
+        """Return the evidence of all ratings, given the person's own prior (`prior`)."""
         if self.latest is not None:
             return self.latest
         evidence = self.settled
@@ -445,21 +456,23 @@ class PersonState:
         return evidence
 
     def ready(self, prior: Prior, regression: Regression) -> PersonState:
-        """With the evidence computed, given the person's own prior."""
+        """Return the state with the evidence computed, given the person's own prior."""
         return self if self.latest is not None else replace(self, latest=self.evidence(prior, regression))
 
     def posterior(self, prior: Prior, regression: Regression) -> PersonPosterior:
-        """What is believed about the person, given everybody's prior; their evidence stays what it is (`ready`)."""
+        """Return the posterior of the person, given everybody's prior; their evidence stays as it is (`ready`)."""
         prior = self.prior(prior, regression)
         evidence = self.evidence(prior, regression)
         covariance_DD = np.asarray(np.linalg.inv(prior.precision_DD + evidence.precision_DD), np.float64)
         return PersonPosterior(mean_D=covariance_DD @ (prior.shift_D + evidence.shift_D), covariance_DD=covariance_DD)
 
-    # ------------------------------------------------------------ bytes
+    # ------------------------------------------------------------ serialisation
 
     def pack(self) -> bytes:
-        """At most `MOST_BYTES` bytes: head, outcome of the recent ratings, lower triangle and shift (float32), dials set (float32), recent
-        ratings, CRC-32. Raises ValueError for one with recent ratings that is not `ready`.
+        """Serialise the state into at most `MOST_BYTES` bytes.
+
+        Layout: head, outcome of the recent ratings, lower triangle and shift (float32), dials set (float32), recent ratings, CRC-32. Raises
+        ValueError for a state with recent ratings that is not `ready`.
         """
         if self.latest is None and self.recent:
             raise ValueError("a state is packed with the evidence of its recent ratings; call `ready` first")
@@ -490,7 +503,7 @@ class PersonState:
 
     @classmethod
     def unpack(cls, data: bytes, regression: Regression) -> PersonState:
-        """The inverse of `pack`, `ready`, if `regression` is that of its ratings. Raises Corrupt for damaged bytes or another format."""
+        """Parse what `pack` returned, `ready` if `regression` is that of its ratings. Raises Corrupt for damaged bytes or other formats."""
         packed = checked(data, _FORMAT)
         try:
             return cls._read(packed, regression)
@@ -499,7 +512,7 @@ class PersonState:
 
     @classmethod
     def _read(cls, packed: bytes, regression: Regression) -> PersonState:
-        """From bytes without their CRC-32. Raises struct.error and ValueError if they are not as long as their counts say."""
+        """Parse bytes without their CRC-32. Raises struct.error and ValueError if they are not as long as their counts say."""
         last_cusum, returns, last = _OUTCOME.unpack_from(packed, _HEAD.size)
         fields, count, at = unpacked_head(packed, _OUTCOME.size)
         before: Evidence = fields["settled"]
@@ -524,9 +537,9 @@ class PersonState:
 
 
 def unpacked_head(packed: bytes, outcome: int) -> tuple[dict[str, Any], int, int]:
-    """The fields of a packed state that do not rest on recent ratings, how many of these there are, and the place at which they begin.
+    """Return the fields of a packed state that do not depend on recent ratings, the number of these, and the offset at which they begin.
 
-    `outcome`: the bytes between the head and the settled evidence. Raises struct.error and ValueError for too few bytes.
+    `outcome`: the number of bytes between the head and the settled evidence. Raises struct.error and ValueError for too few bytes.
     """
     _, dials, count, flags, reported, mask, resets, ratings, cusum, nats, settled_at, reset_at, cursor, names = (
         _HEAD.unpack_from(packed)
@@ -550,7 +563,7 @@ def unpacked_head(packed: bytes, outcome: int) -> tuple[dict[str, Any], int, int
 
 
 def checked(data: bytes, format: int) -> bytes:
-    """A packed state without its CRC-32. Raises Corrupt for damaged bytes and another format."""
+    """Return a packed state without its CRC-32. Raises Corrupt for damaged bytes and another format."""
     packed, crc = data[:-_CRC], data[-_CRC:]
     if len(data) <= _HEAD.size or zlib.crc32(packed).to_bytes(_CRC, "little") != crc or packed[0] != format:
         raise Corrupt("a person's state is damaged or of another version; it is folded from the log anew")
@@ -558,26 +571,26 @@ def checked(data: bytes, format: int) -> bytes:
 
 
 def names_hash(names: Sequence[str]) -> str:
-    """The hash of dials' names, in their order: 32 hexadecimal digits."""
+    """Return the hash of the dials' names in their order: 32 hexadecimal digits."""
     return hashlib.blake2b("\0".join(names).encode(), digest_size=16).hexdigest()
 
 
 def window(dials: int) -> int:
-    """How many rated answers are kept one by one: as many as fit, with four signals each, into `MOST_BYTES` beside everything else."""
+    """Return how many rated answers are kept one by one: as many, with four signals each, as fit into `MOST_BYTES` with everything else."""
     size = dials + 1
     fixed = _HEAD.size + _OUTCOME.size + 4 * (size * (size + 1) // 2 + size + dials) + _CRC
     return (MOST_BYTES - fixed) // (_RATED + 2 * dials + _SIGNALS * _SIGNAL.size)
 
 
 def _reward(told: Iterable[float]) -> float | None:
-    """Of an answer with these signals (`Rated.reward`)."""
+    """Return the reward of an answer with these signals (`Rated.reward`)."""
     known, ratings, total, cost = False, 0, 0.0, 0.0
     for reward in told:
         if reward >= 0.0:
             known, ratings, total = True, ratings + 1, total + reward
         elif reward < 0.0:
             known, cost = True, max(cost, -1.0 - reward)
-    return (total / ratings if ratings else _MIDDLING) - cost if known else None
+    return (total / ratings if ratings else _UNRATED) - cost if known else None
 
 
 def _place(rated: Rated) -> int:
@@ -586,14 +599,14 @@ def _place(rated: Rated) -> int:
 
 @cache
 def _lower(size: int) -> NDArray[np.int64]:
-    """Where the lower triangle's numbers are in a square matrix, row by row."""
+    """Return the indices of the lower triangle in a flattened square matrix, row by row."""
     rows, columns = np.tril_indices(size)
     return np.asarray(rows * size + columns, np.int64)
 
 
 @cache
 def _square(size: int) -> NDArray[np.int64]:
-    """Where each number of a symmetric matrix is in its lower triangle."""
+    """Return the index of each number of a symmetric matrix in its lower triangle."""
     found_DD = np.zeros((size, size), np.int64)
     found_DD[np.tril_indices(size)] = np.arange(size * (size + 1) // 2)
     return np.maximum(found_DD, found_DD.T)

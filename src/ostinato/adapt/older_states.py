@@ -1,4 +1,4 @@
-"""People's states as the version before packed them: without what the CUSUM came to, and each rated answer in one piece."""
+"""Reads people's states in the previous packed format: without the CUSUM's outcome, and with each rated answer in one piece."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ostinato.adapt.learner import PersonState, Prior, Rated, Regression, checke
 from ostinato.core.errors import Corrupt
 
 OLDER_FORMAT = 2
-_RATED = struct.Struct("<QB")  # an answer's place and number of signals; its features and signals follow
+_RATED = struct.Struct("<QB")  # an answer's place and number of signals, followed by its features and signals
 _SIGNAL = struct.Struct("<Ie")
 
 
 def older_state(data: bytes, prior: Prior, regression: Regression) -> PersonState:
-    """A state of the version before, `ready`, with no more answers one by one than are kept now. Raises Corrupt for damaged bytes."""
+    """Return a state of the previous format, `ready`, with no more single answers than are kept now. Raises Corrupt for damaged bytes."""
     packed = checked(data, OLDER_FORMAT)
     try:
         state = _read(packed)
@@ -30,7 +30,7 @@ def older_state(data: bytes, prior: Prior, regression: Regression) -> PersonStat
 
 
 def _read(packed: bytes) -> PersonState:
-    """From bytes without their CRC-32. Raises struct.error and ValueError if they are not as long as their counts say."""
+    """Parse bytes without their CRC-32. Raises struct.error and ValueError if they are not as long as their counts say."""
     fields, count, at = unpacked_head(packed, 0)
     dials, recent = len(fields["settled"].shift_D) - 1, list[Rated]()
     for _ in range(count):

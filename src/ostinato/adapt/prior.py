@@ -1,8 +1,8 @@
-"""Empirical Bayes: the distribution of people's slopes by random-effects EM, for each organisation and for the population of all. Pure.
+"""Empirical Bayes: the distribution of people's slopes by random-effects EM, for each organisation and for the whole population. Pure.
 
-Each organisation is fitted by itself, and the population is their weighted mixture: one organisation's ratings move another's prior by
-its share of the weight at most, which is capped, and no organisation's mean lies further out than `REACH` standard deviations of the flat
-prior. So an organisation of invented people has a bounded effect on the others, whatever they say.
+Each organisation is fitted by itself, and the population is their weighted mixture. One organisation's ratings therefore move another's
+prior at most by its share of the weight, which is capped, and no organisation's mean lies further out than `MOST_DEVIATIONS` standard
+deviations of the flat prior. So an organisation of invented people has a bounded effect on the others, whatever they rate.
 """
 
 from __future__ import annotations
@@ -16,38 +16,40 @@ import numpy as np
 from ostinato.adapt.learner import Evidence, Floats, Prior
 from ostinato.core.steering import DialPrior
 
-REACH = 4.0
-"""A mean, of people or of a person in a fit, lies within so many standard deviations of the prior that the fit begins with."""
-FEWEST = 5
-"""People of an organisation who must have rated before it has a level of its own: of fewer, its mean would tell of each of them."""
+MOST_DEVIATIONS = 4.0
+"""The largest distance of a fitted mean, of people or of a person, from the fit's initial prior, in standard deviations of that prior."""
+LEAST_RATERS = 5
+"""The least number of raters for an organisation's own level: with fewer, its mean would reveal something about each of them."""
 _PASSES = 40
-_SHRINK = 20  # people whose own mean weighs as much as the population's
-_WIDTH = 0.003  # the variance of a slope before anything is known
-_CAP_PASSES = 200  # of the share's cap, which converges geometrically
+_PSEUDO_PEOPLE = 20  # number of people at which an organisation's own mean weighs as much as the population's
+_SLOPE_VARIANCE = 0.003  # prior variance of a slope before anything is known
+_CAP_PASSES = 200  # iterations for the cap on a share, which converge geometrically
 
 
-def flat_prior(dials: int, *, variance: float = _WIDTH) -> Prior:
-    """The prior of a population that nothing is known of: no slope is likelier up than down."""
+def flat_prior(dials: int, *, variance: float = _SLOPE_VARIANCE) -> Prior:
+    """Return the prior of a population of which nothing is known: no slope is likelier up than down."""
     return Prior.of(np.zeros(dials), variance * np.eye(dials))
 
 
 def fit_prior(people: Sequence[Evidence], start: Prior, *, passes: int = _PASSES) -> Prior:
-    """Mean m0 and covariance S0 of people, each of whom has D numbers ~ N(m0, S0) and ratings: EM for the covariance, and in each pass the
-    generalised least squares mean, to which plain EM comes slowly where people have rated little.
+    """Fit the mean m0 and covariance S0 of people, each of whom has D numbers ~ N(m0, S0) and ratings.
+
+    The covariance is fitted by EM. The mean is the generalised least squares mean in each pass, as plain EM converges slowly to it when
+    people have rated little.
 
     Args:
-        people: the evidence of people who consented to it, at most some 10^5; those without ratings tell nothing and are left out.
-        start: where it begins; its mean weighs as much as a person, its covariance as `D + 1`, which keeps the fit positive definite.
-        passes: of EM, of one D x D solution per person each.
+        people: the evidence of people who consented, at most some 10^5; those without ratings are left out.
+        start: the initial prior. Its mean weighs as much as one person, its covariance as `D + 1`, which keeps the fit positive definite.
+        passes: EM passes, each with one D x D solution per person.
 
-    Returns `start` without people who rated.
+    Returns `start` if nobody rated.
     """
     told = [person for person in people if person.ratings]
     if not told:
         return start
     precision_NDD = np.stack([person.precision_DD for person in told]).astype(np.float64)
     shift_ND = np.stack([person.shift_D for person in told]).astype(np.float64)
-    reach_D = REACH * np.sqrt(np.diag(start.covariance_DD))
+    reach_D = MOST_DEVIATIONS * np.sqrt(np.diag(start.covariance_DD))
     low_D, high_D = start.mean_D - reach_D, start.mean_D + reach_D
     prior, pull, one_DD = start, len(start.mean_D) + 1, np.eye(len(start.mean_D))
     for _ in range(passes):
@@ -66,14 +68,14 @@ def fit_prior(people: Sequence[Evidence], start: Prior, *, passes: int = _PASSES
 
 @dataclass(frozen=True, slots=True)
 class Organisation:
-    """The prior of one organisation's people as they alone tell it, and how many of them rated."""
+    """The prior of one organisation's people from their ratings alone, and how many of them rated."""
 
     people: int
     prior: Prior
 
     @classmethod
     def fit(cls, people: Sequence[Evidence], dials: int) -> Organisation:
-        """From the flat prior."""
+        """Fit an organisation, starting from the flat prior."""
         return cls(sum(person.ratings > 0 for person in people), fit_prior(people, flat_prior(dials)))
 
 
@@ -81,8 +83,8 @@ class Organisation:
 class Population:
     """The priors of everybody: a mixture of organisations, N(mean, within + between), and the levels of some organisations.
 
-    `within_DD`: the covariance of people of one organisation; `between_DD`: of organisations' means. `people`: how many it rests on; 0:
-    nothing is known, and the mixture is the flat prior. `organisations`: the number of people, and their own mean.
+    `within_DD`: the covariance of people within an organisation; `between_DD`: of organisations' means. `people`: how many people it is
+    estimated from; with 0 nothing is known, and the mixture is the flat prior. `organisations`: the number of people and the mean of each.
 
     Raises ValueError for numbers that are no priors.
 
@@ -97,16 +99,16 @@ class Population:
 
     @classmethod
     def flat(cls, dials: int) -> Population:
-        """Nothing is known."""
+        """Return the population of which nothing is known."""
         prior = flat_prior(dials)
         none_DD = np.zeros_like(prior.covariance_DD)
         return cls(people=0, mean_D=prior.mean_D, within_DD=prior.covariance_DD, between_DD=none_DD, organisations={})
 
     @classmethod
     def pool(cls, organisations: Sequence[Organisation], dials: int, *, least: int, share: float) -> Population:
-        """Of these organisations; flat if fewer than `least` people rated in all.
+        """Pool these organisations; return the flat population if fewer than `least` people rated in all.
 
-        An organisation weighs as many people as it has, but at most the share `share` of all, or `least` people if that is more.
+        An organisation's weight is its number of people, but at most the share `share` of all, or `least` people if that is more.
         """
         told = [each for each in organisations if each.people]
         if sum(each.people for each in told) < least:
@@ -115,7 +117,7 @@ class Population:
         weight_T = weight_T / weight_T.sum()
         means_TD = np.stack([each.prior.mean_D for each in told])
         mean_D = (weight_T[:, None] * means_TD).sum(0)
-        known_T = np.array([_known(each.people) for each in told])
+        known_T = np.array([_own_weight(each.people) for each in told])
         apart_TD = (np.sqrt(weight_T) * known_T)[:, None] * (means_TD - mean_D)
         within_DD = sum(
             (weight * each.prior.covariance_DD for weight, each in zip(weight_T, told, strict=True)),
@@ -136,25 +138,27 @@ class Population:
 
     @cached_property
     def _own(self) -> Mapping[str, Prior]:
-        """With k people, an organisation's level lies k / (k + 20) of the way from the shared mean to its own, and as much of the variance
-        between organisations is taken off.
+        """The priors of organisations with a level of their own.
+
+        With k people, the level lies k / (k + 20) of the way from the shared mean to its own mean, and the variance between organisations
+        shrinks by the same fraction.
         """
         return {
             tenant: Prior(
-                self.mean_D + _known(people) * (mean_D - self.mean_D),
-                self.within_DD + (1.0 - _known(people)) * self.between_DD,
+                self.mean_D + _own_weight(people) * (mean_D - self.mean_D),
+                self.within_DD + (1.0 - _own_weight(people)) * self.between_DD,
             )
             for tenant, (people, mean_D) in self.organisations.items()
         }
 
     def of(self, tenant: str) -> Prior:
-        """The prior of a tenant's people: of its own level, or the shared one."""
+        """Return the prior of a tenant's people: with the tenant's own level, or the shared one."""
         return self._own.get(tenant, self.shared)
 
     # ------------------------------------------------------------ the log's row
 
     def row(self, *, names: str, number: int, upto: int, at: float) -> DialPrior:
-        """As a row of the log."""
+        """Return the population as a row of the log."""
         return DialPrior(
             names=names,
             number=number,
@@ -171,7 +175,7 @@ class Population:
 
     @classmethod
     def read(cls, row: DialPrior, dials: int) -> Population:
-        """The inverse of `row`. Raises ValueError for numbers that are no priors of so many dials."""
+        """Parse what `row` returned. Raises ValueError for numbers that are no priors of so many dials."""
         size = dials + 1
         lengths = (len(row.mean), *(len(each) - 1 for each in row.organisations.values()))
         if set(lengths) != {size} or {len(row.within), len(row.between)} != {size * (size + 1) // 2}:
@@ -192,13 +196,13 @@ class Population:
         return found
 
 
-def _known(people: int) -> float:
-    """How far an organisation's mean is believed."""
-    return people / (people + _SHRINK)
+def _own_weight(people: int) -> float:
+    """Return the weight of an organisation's own mean."""
+    return people / (people + _PSEUDO_PEOPLE)
 
 
 def _capped(people_T: Floats, least: float, share: float) -> Floats:
-    """People that count of each organisation: none has more than `least` and more than `share` of the sum."""
+    """Return the capped number of people of each organisation: none exceeds both `least` and `share` of the sum."""
     cap = float(people_T.max())
     for _ in range(_CAP_PASSES):
         cap = min(cap, max(least, share * float(np.minimum(people_T, cap).sum())))

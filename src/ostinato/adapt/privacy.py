@@ -1,11 +1,11 @@
 """Differential privacy of the shared prior: the analytic Gaussian mechanism, its exact composition over releases, and the release itself.
 
-What is protected is a person with all of their ratings (user-level, add or remove one). Each contributes one vector of bounded norm; noise
-is added to the sum, and the prior is computed from the noised sum alone. Vectors and noise are whole numbers on a grid: the sum does not
-depend on the order of people, masks of secure aggregation cancel to the bit, and the last bits of a float betray nothing (Mironov 2012);
-rounding the noise of a Gaussian mechanism is post-processing, so its guarantee is kept.
+The protected unit is a person with all of their ratings (user-level privacy, add or remove one person). Each contributes one vector of
+bounded norm; noise is added to the sum, and the prior is computed from the noised sum alone. Vectors and noise are whole numbers on a grid:
+the sum does not depend on the order of people, masks of secure aggregation cancel exactly, and the last bits of a float reveal nothing
+(Mironov 2012). Rounding the noise of a Gaussian mechanism is post-processing, so its guarantee is kept.
 
-Pure, but for the noise, which the operating system's generator draws.
+Pure, except for the noise, which the operating system's generator draws.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from ostinato.adapt.prior import Organisation, flat_prior
 from ostinato.core.errors import BadConfig, Unavailable
 
 YEAR_S = 365 * 86_400.0
-"""The time, in seconds, that a budget is for."""
+"""The period of a budget in seconds."""
 GRID = 1 << 20
-"""What the largest slopes that count, those of norm `clip`, are on the grid."""
+"""The grid value of slopes of the largest norm that counts, `clip`."""
 Grid = NDArray[np.int64]
 
 _secure = SystemRandom()
 _COUNT = GRID // 4  # what a person adds to the count
 _SECOND = math.sqrt(15) / 4 * GRID  # the largest norm of the second moments: GRID^2 + _SECOND^2 + _COUNT^2 = 2 GRID^2
 _SENSITIVITY = math.sqrt(2) * GRID
-_WIDE = 0.1  # the variance of the prior that a person's own slopes are estimated with
-_RATINGS = 2  # ratings per estimated number from which on a person counts
-_LEAST, _MOST = 2e-4, 0.03  # variances of a slope between people that are believed
-_TAIL_BITS = 160  # of the uniform number that decides how far out a draw lies
-_SAFETY = 1 - 2.0**-40  # more than a norm in float64 can be wrong
+_WIDE_VARIANCE = 0.1  # variance of the wide prior with which a person's own slopes are estimated
+_LEAST_RATINGS = 2  # least ratings per estimated number for a person to count
+_LEAST, _MOST = 2e-4, 0.03  # the range to which the variance of a slope between people is clipped
+_TAIL_BITS = 160  # bits of the uniform number that decides how far out in the tail a draw lies
+_SAFETY = 1 - 2.0**-40  # a margin larger than the rounding error of a norm in float64
 
 
 # ---------------------------------------------------------------- accountant
 
 
 def gaussian_delta(sigma: float, epsilon: float) -> float:
-    """The smallest delta at which the Gaussian mechanism is (epsilon, delta)-private (Balle & Wang 2018, theorem 8).
+    """Return the smallest delta at which the Gaussian mechanism is (epsilon, delta)-private (Balle & Wang 2018, theorem 8).
 
     `sigma`: the noise multiplier, the noise's standard deviation over the sensitivity.
     """
@@ -54,7 +54,7 @@ def gaussian_delta(sigma: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(sigma: float, delta: float) -> float:
-    """The smallest epsilon at this noise multiplier and delta."""
+    """Return the smallest epsilon at this noise multiplier and delta."""
     _check_delta(delta)
     if gaussian_delta(sigma, 0.0) <= delta:
         return 0.0
@@ -65,7 +65,7 @@ def gaussian_epsilon(sigma: float, delta: float) -> float:
 
 
 def gaussian_sigma(epsilon: float, delta: float) -> float:
-    """The smallest noise multiplier of an (epsilon, delta)-private release. Raises BadConfig unless epsilon > 0 and 0 < delta < 1."""
+    """Return the smallest noise multiplier of an (epsilon, delta)-private release. Raises BadConfig unless epsilon > 0, 0 < delta < 1."""
     _check_delta(delta)
     if not 0 < epsilon < math.inf:
         raise BadConfig(f"adapt.privacy.epsilon must be a number above 0, not {epsilon}")
@@ -78,14 +78,14 @@ def gaussian_sigma(epsilon: float, delta: float) -> float:
 
 
 def composed_sigma(sigmas: Iterable[float]) -> float:
-    """The noise multiplier of one Gaussian mechanism that tells exactly as much as all of these (Dong et al. 2022); infinite for none."""
+    """Return the noise multiplier of the one Gaussian mechanism equivalent to all of these (Dong et al. 2022); infinite for none."""
     told = math.fsum(sigma**-2 for sigma in sigmas)
     return told**-0.5 if told else math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyBudget:
-    """The (epsilon, delta) that all releases of any 365 days may spend, in so many equal parts.
+    """The (epsilon, delta) that all releases of any 365 days may spend, in `releases` equal parts.
 
     Example: ``PrivacyBudget(epsilon=2.0, delta=1e-6, releases=52).next_sigma(sigmas_of_this_year)``
     """
@@ -96,18 +96,20 @@ class PrivacyBudget:
 
     @classmethod
     def of(cls, config: PriorPrivacyConfig) -> PrivacyBudget | None:
-        """That of these settings; None without one."""
+        """Return the budget of these settings; None if they have none."""
         if not config.epsilon:
             return None
         return cls(epsilon=config.epsilon, delta=config.delta, releases=config.releases)
 
     def spent(self, earlier: Sequence[float]) -> float:
-        """The epsilon, at the budget's delta, of releases with these noise multipliers together."""
+        """Return the epsilon, at the budget's delta, of all releases with these noise multipliers together."""
         return gaussian_epsilon(composed_sigma(earlier), self.delta) if earlier else 0.0
 
     def admits(self, people: Mapping[str, int]) -> list[str]:
-        """The tenants, of these with so many people each, whose people a release may tell of: all, if delta is below 1 / their number, else
-        those with less than an equal part of 1 / delta, so that one's invented people block no other tenant. Raises BadConfig if none.
+        """Return the tenants whose people a release may use, given each tenant's number of people.
+
+        These are all tenants if delta is below 1 / the total number of people, else those with fewer people than an equal part of 1 /
+        delta, so that one tenant's invented people block no other tenant. Raises BadConfig if there are none.
         """
         total = sum(people.values())
         if self.delta * total < 1:
@@ -121,7 +123,7 @@ class PrivacyBudget:
         return found
 
     def next_sigma(self, earlier: Sequence[float]) -> float:
-        """The noise multiplier of another release after those with these. Raises Unavailable if the year's budget does not suffice."""
+        """Return the noise multiplier of the next release, given the `earlier` ones. Raises Unavailable if the budget does not suffice."""
         whole = gaussian_sigma(self.epsilon, self.delta)
         each = whole * math.sqrt(self.releases)
         if not composed_sigma([*earlier, each]) >= whole * (1 - 1e-9):
@@ -134,12 +136,13 @@ class PrivacyBudget:
 
     @property
     def spacing_s(self) -> float:
-        """Seconds between two releases that last a year."""
+        """Seconds between two releases such that the budget lasts a year."""
         return YEAR_S / self.releases
 
     def state(self, priors: Iterable[tuple[float, float]], now: float) -> dict[str, float]:
-        """What these priors, as times and noise multipliers, have spent at `now`, as JSON's types. `without_noise`: priors of the same 365
-        days that no budget covers.
+        """Return what these priors, given as times and noise multipliers, have spent at `now`, as JSON types.
+
+        `without_noise`: the number of priors of the same 365 days that no budget covers.
         """
         recent = within_year(priors, now)
         noised = [sigma for sigma in recent if sigma]
@@ -153,7 +156,7 @@ class PrivacyBudget:
         }
 
     def words(self, priors: Iterable[tuple[float, float]], now: float) -> str:
-        """`state` for people."""
+        """Return `state` as text."""
         told = self.state(priors, now)
         bare = f"; {told['without_noise']} more without noise, which no budget covers" if told["without_noise"] else ""
         return (
@@ -163,7 +166,7 @@ class PrivacyBudget:
 
 
 def within_year(priors: Iterable[tuple[float, float]], now: float) -> list[float]:
-    """The noise multipliers of those priors, as times and noise multipliers, that a budget counts at `now`. Those in the future count."""
+    """Return the noise multipliers of the priors (times and noise multipliers) that a budget counts at `now`, future ones included."""
     return [sigma for at, sigma in priors if now - at < YEAR_S]
 
 
@@ -173,14 +176,14 @@ def _check_delta(delta: float) -> None:
 
 
 def _log_tail(x: float) -> float:
-    """The logarithm of P(Z > x) for a standard normal Z."""
+    """Return the logarithm of P(Z > x) for a standard normal Z."""
     if x < 30:
         return math.log(math.erfc(x / math.sqrt(2)) / 2)
     return -x * x / 2 - math.log(x * math.sqrt(2 * math.pi)) + math.log1p(-1 / x**2 + 3 / x**4)
 
 
 def _bisect(holds: Callable[[float], bool], least: float, most: float) -> float:
-    """The smallest number at which `holds` is true, from above."""
+    """Return the smallest number at which `holds` is true, approached from above."""
     for _ in range(200):
         middle = (least + most) / 2
         least, most = (least, middle) if holds(middle) else (middle, most)
@@ -191,17 +194,17 @@ def _bisect(holds: Callable[[float], bool], least: float, most: float) -> float:
 
 
 def contribution(person: Evidence, clip: float) -> Grid:
-    """What a person adds to the sum: K slopes, K(K+1)/2 second moments less their estimation error, and 1 for the count.
+    """Return what a person adds to the sum: K slopes, K(K+1)/2 second moments less their estimation error, and 1 for the count.
 
-    The slopes are the person's own, estimated without others', and shortened to the norm `clip`; the second moments to that of their
-    outer product, `clip` squared. The norm of the whole is at most sqrt(2) `GRID`, whatever the evidence is; that of who has rated less
-    than twice for each number is 0.
+    The slopes are the person's own, estimated without others' data, and clipped to the norm `clip`; the second moments are clipped to that
+    of their outer product, `clip` squared. The norm of the whole is at most sqrt(2) `GRID`, whatever the evidence; it is 0 for a person
+    with fewer than two ratings per estimated number.
     """
     dials = len(person.shift_D) - 1
     none = np.zeros(dials + dials * (dials + 1) // 2 + 1, np.int64)
-    wide = flat_prior(dials, variance=_WIDE)
+    wide = flat_prior(dials, variance=_WIDE_VARIANCE)
     precision_DD = wide.precision_DD + person.precision_DD
-    if person.ratings < _RATINGS * (dials + 1) or not np.isfinite(precision_DD).all():
+    if person.ratings < _LEAST_RATINGS * (dials + 1) or not np.isfinite(precision_DD).all():
         return none
     covariance_DD = np.linalg.inv(precision_DD)
     slopes_K = (covariance_DD @ (wide.shift_D + person.shift_D))[:dials]
@@ -216,7 +219,7 @@ def contribution(person: Evidence, clip: float) -> Grid:
 
 
 def total_contribution(people: Iterable[Evidence], dials: int, clip: float) -> Grid:
-    """The sum of people's contributions: K + K(K+1)/2 + 1 numbers. One element of `people` is a person, however many names they have."""
+    """Return the sum of people's contributions: K + K(K+1)/2 + 1 numbers. Each element of `people` must be one whole person."""
     total_P = contribution(Evidence.none(dials), clip)
     for person in people:
         total_P += contribution(person, clip)
@@ -224,26 +227,28 @@ def total_contribution(people: Iterable[Evidence], dials: int, clip: float) -> G
 
 
 def secure_gauss(bits: Callable[[int], int] = _secure.getrandbits) -> float:
-    """A draw from a standard normal distribution, by the operating system's generator (Box and Muller 1958).
+    """Draw from a standard normal distribution, with the operating system's generator (Box and Muller 1958).
 
-    `random.gauss` ends at 8.6 standard deviations, since its uniform numbers have 53 bits: a total beyond them would tell for certain, with
-    a chance of about 1e-17, where a smaller `delta` is promised. With 160 bits it ends at 14.9, a chance of 1e-50.
+    `random.gauss` ends at 8.6 standard deviations, since its uniform numbers have 53 bits. A total beyond them would reveal a person for
+    certain, with probability about 1e-17, although a smaller `delta` may be promised. With 160 bits it ends at 14.9, a probability of
+    1e-50.
     """
     size = (bits(_TAIL_BITS) + 1) / (1 << _TAIL_BITS)
     return math.sqrt(-2.0 * math.log(size)) * math.cos(math.tau * bits(53) / (1 << 53))
 
 
 def noised(total_P: Grid, sigma: float, gauss: Callable[[], float] = secure_gauss) -> Grid:
-    """A sum of contributions with noise of `sigma` times its sensitivity on each number.
+    """Return a sum of contributions with noise of `sigma` times its sensitivity on each number.
 
-    `gauss` draws from a standard normal distribution; by default from the operating system's generator, which no seed repeats.
+    `gauss` draws from a standard normal distribution; the default is the operating system's generator, which no seed repeats.
     """
     return total_P + np.array([round(gauss() * sigma * _SENSITIVITY) for _ in total_P], np.int64)
 
 
 def prior_of(total_P: Grid, clip: float) -> tuple[Prior, float]:
-    """The prior and the number of people that a sum of contributions, noised or not, stands for. Whatever the noise, the prior's mean is
-    no longer than `clip` and its covariance is positive definite.
+    """Return the prior and the number of people that a sum of contributions, noised or not, stands for.
+
+    Whatever the noise, the prior's mean is no longer than `clip` and its covariance is positive definite.
     """
     dials, told_P = math.isqrt(2 * len(total_P)) - 1, total_P.astype(np.float64)
     people = max(1.0, float(told_P[-1]) / _COUNT)
@@ -259,10 +264,10 @@ def prior_of(total_P: Grid, clip: float) -> tuple[Prior, float]:
 
 
 def release_prior(people: Iterable[Evidence], dials: int, *, clip: float, sigma: float) -> Organisation:
-    """The prior of an organisation's people, released with this noise multiplier.
+    """Release the prior of an organisation's people with this noise multiplier.
 
-    Its number of people is how many would tell as much of a dial's mean without noise, by the flat prior's variance: the noised count, less
-    what the noise takes. So an organisation that is small for its noise weighs little among others, and has no level of its own.
+    Its number of people is the effective one: how many people would give a dial's mean as precisely without noise, by the flat prior's
+    variance. So an organisation that is small for its noise weighs little among others, and has no level of its own.
     """
     prior, counted = prior_of(noised(total_contribution(people, dials, clip), sigma), clip)
     noise = (sigma * math.sqrt(2) * clip) ** 2 / float(flat_prior(dials).covariance_DD[0, 0])
@@ -270,7 +275,7 @@ def release_prior(people: Iterable[Evidence], dials: int, *, clip: float, sigma:
 
 
 def _on_grid(vector: Floats, unit: float) -> Grid:
-    """A vector as multiples of 1 / `unit`, shortened to a norm of at most 1."""
+    """Return a vector as multiples of 1 / `unit`, clipped to a norm of at most 1."""
     largest = float(np.abs(vector).max(initial=0.0))
     norm = largest * float(np.linalg.norm(vector / largest)) if largest else 0.0
     return np.trunc(vector / max(1.0, norm) * (unit * _SAFETY)).astype(np.int64)

@@ -1,10 +1,10 @@
 """Everybody's states: a fold of the log's steered turns and of the signals about them, with a cache that may be lost.
 
-A state depends on the log's rows up to a place and on the rules alone, so two gateways that have read equally far have the same bits,
-and so has one that was killed or lost its cache. It says what the person's own ratings say: it is folded, returns to the prior
-included, with the rules' fixed prior, so that nobody else's ratings change it. A posterior is read with the newest prior that the log
-holds up to the same place (`population`). Erasing a person takes effect with the next look at their state: their key is gone,
-and what lay under it, in memory too, is used no longer.
+A state depends only on the log's rows up to a position and on the rules, so two gateways that have read equally far have the same bits, and
+so has one that was killed or lost its cache. It represents the person's own ratings alone: it is folded with the rules' fixed prior,
+returns to the prior included, so that nobody else's ratings change it. A posterior is computed with the newest prior that the log holds up
+to the same position (`population`). Erasing a person takes effect at the next access to their state: their key is gone, and what was stored
+under it, in memory too, is no longer used.
 """
 
 from __future__ import annotations
@@ -36,40 +36,41 @@ from ostinato.core.steering import MOST_SET, DialPrior, DialSet
 
 _LOG = logging.getLogger(__name__)
 
-# of folding: to be raised with every change that gives other states for the same rows, or packs them otherwise
+# version of the fold: raise it with every change that gives other states for the same rows, or packs them in another way
 _RULES = 8
-_OLDER_RULES = 7  # by which states of `older_states` were folded
+_OLDER_RULES = 7  # version with which states of `older_states` were folded
 _STATES = 10_000  # states in memory
 _ANSWERS = 50_000  # answers whose features are in memory
-_EARLY, _EARLY_S, _EARLY_EACH = 10_000, 3600.0, 8  # signals that came before their turn
-# answers, with so many tokens and features of variance 1, that stand for the first
-_MADE_UP, _MADE_UP_TOKENS = 20.0, 20.0
-_KEPT = 0.999  # of the moments, with each answer
-_LARGEST = 1000.0  # |feature|
-_CHOICES = 1 << 12  # choices of one call that are told apart
+# signals that come before their turn: most in all, seconds kept, most per turn
+_EARLY, _EARLY_S, _EARLY_EACH = 10_000, 3600.0, 8
+# pseudo-answers that the moments begin with, and their number of tokens; their features have variance 1
+_PSEUDO_ANSWERS, _PSEUDO_TOKENS = 20.0, 20.0
+_DECAY = 0.999  # decay factor of the moments per answer
+_FEATURE_LIMIT = 1000.0  # |feature| is clipped to this
+_CHOICES = 1 << 12  # number of choices of one call that have distinct places
 
-_VIOLATED = 0.5  # the value of a signal from which it tells of a violation
+_VIOLATED = 0.5  # least value of a signal that reports a violation
 
-_UNSAVED = 5_000  # states in memory that are not in the cache
+_UNSAVED = 5_000  # most states in memory that are not in the cache yet
 
 KINDS: Collection[type] = frozenset({SteeringBasis, Turn, Signal, ConsentGiven, DialSet, Forgotten, DialPrior})
 
 
 class PlacedLog(Log, Protocol):
-    """A log that tells where a row is."""
+    """A log that can tell the position of a row."""
 
     async def places(self, kind: type[Row], identities: Sequence[Identity]) -> list[Cursor]:
-        """The sequence numbers of the rows of one kind with these identities; unknown ones are left out."""
+        """Return the sequence numbers of the rows of one kind with these identities; unknown ones are left out."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateRules:
-    """What decides a state beside the log's rows.
+    """What determines a state besides the log's rows.
 
-    `names`: of the dials. `signals`: the reward that each signal stands for, with value 1; one of value v counts as
-    v reward + (1 - v)(1 - reward). `violations`: signals that cost reward instead. `prior`: by which returns to the prior are decided.
-    `without`: the tenants whose people have no states.
+    `names`: the dials. `signals`: the reward that each signal stands for at the value 1; one of value v counts as v reward + (1 - v)(1 -
+    reward). `violations`: signals that cost reward instead. `prior`: the prior by which returns to it are decided. `without`: the tenants
+    whose people have no states.
     """
 
     names: tuple[str, ...]
@@ -81,7 +82,7 @@ class StateRules:
 
     @property
     def hash(self) -> str:
-        """A hash of everything."""
+        """A hash of all rules."""
         return self._hash(_RULES)
 
     @property
@@ -100,9 +101,10 @@ class StateRules:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """An answer that leaned, or might have: whose it was, under which key, and its place among theirs. `features` is None if it did not
-    lean, and () if it did and ratings of it teach nothing. `private`: only its person's own dials may learn from it. `leans`: on which
-    side of the constraint on violations it counts, None if on neither.
+    """An answer that was steered or might have been: its person, their key at that time, and its place among their answers.
+
+    `features`: None if it was not steered, () if it was but its ratings teach nothing. `private`: only the person's own dials may learn
+    from it. `leans`: its side of the constraint on violations, None if it counts on neither.
     """
 
     person: Person
@@ -115,22 +117,22 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A state in memory, and the key that it lay under when it was read or made."""
+    """A state in memory, and the key under which it was stored when it was read or made."""
 
     key: int | None
     state: PersonState
 
 
 class FeatureMoments:
-    """What answers' features are like: their mean outer product and the mean number of steered tokens, of about the last thousand."""
+    """Moments of answers' features: their mean outer product and the mean number of steered tokens, over about the last thousand."""
 
     def __init__(self, dials: int) -> None:
-        self._weight, self._tokens = _MADE_UP, _MADE_UP * _MADE_UP_TOKENS
-        self._outer_KK: Floats = _MADE_UP * np.eye(dials)
+        self._weight, self._tokens = _PSEUDO_ANSWERS, _PSEUDO_ANSWERS * _PSEUDO_TOKENS
+        self._outer_KK: Floats = _PSEUDO_ANSWERS * np.eye(dials)
 
     @property
     def fisher_KK(self) -> Floats:
-        """The features' mean outer product; their mean is 0."""
+        """The mean outer product of the features, whose mean is 0."""
         return self._outer_KK / self._weight
 
     @property
@@ -139,26 +141,26 @@ class FeatureMoments:
         return self._tokens / self._weight
 
     def add(self, features: Sequence[float], tokens: int) -> None:
-        """Take in an answer."""
-        row_K = np.clip(np.asarray(features, np.float64), -_LARGEST, _LARGEST)
-        self._weight = _KEPT * self._weight + 1.0
-        self._tokens = _KEPT * self._tokens + tokens
-        self._outer_KK = _KEPT * self._outer_KK + np.outer(row_K, row_K)
+        """Add an answer."""
+        row_K = np.clip(np.asarray(features, np.float64), -_FEATURE_LIMIT, _FEATURE_LIMIT)
+        self._weight = _DECAY * self._weight + 1.0
+        self._tokens = _DECAY * self._tokens + tokens
+        self._outer_KK = _DECAY * self._outer_KK + np.outer(row_K, row_K)
 
     def state(self) -> list[Any]:
-        """Everything, as JSON's types."""
+        """Return the whole state as JSON types."""
         return [self._weight, self._tokens, self._outer_KK.tolist()]
 
     def restore(self, state: list[Any]) -> None:
-        """The inverse of `state`."""
+        """Restore what `state` returned."""
         self._weight, self._tokens, self._outer_KK = state[0], state[1], np.array(state[2], np.float64)
 
 
 class StateFold:
     """Follows the log and keeps people's states.
 
-    A state begins with a person's first rating, or when they set a dial. Dials are known by their names: an answer under another
-    basis tells of those that both have.
+    A state begins with a person's first rating, or when they set a dial. Dials are identified by name: an answer under another basis
+    informs the dials that both have.
 
     Example::
 
@@ -175,36 +177,37 @@ class StateFold:
         self._names = names_hash(rules.names)
         self._states = OrderedDict[Person, _Entry]()
         self._dirty, self._writing = dict[Person, _Entry](), dict[Person, _Entry]()
-        self._saved: Cursor = -1  # the place of the last write
-        self._gone = set[Person]()  # their values are to be dropped from the cache
-        self._refusing = set[Person]()  # who allow no dials now
-        self._private = set[Person]()  # who allow their own dials alone now
-        self._tenants = set[str]()  # of steered turns
-        self.population = Population.flat(len(rules.names))  # what the newest prior says
-        self.prior_row: DialPrior | None = None  # its row
-        self.priors = list[tuple[float, float]]()  # of any dials: when each was written, and its noise multiplier
+        self._saved: Cursor = -1  # the position of the last write
+        self._gone = set[Person]()  # people whose values must be dropped from the cache
+        self._refusing = set[Person]()  # people who allow no dials now
+        self._private = set[Person]()  # people who allow only their own dials to learn from them now
+        self._tenants = set[str]()  # tenants of steered turns
+        self.population = Population.flat(len(rules.names))  # the newest prior, parsed
+        self.prior_row: DialPrior | None = None  # the newest prior's row
+        self.priors = list[tuple[float, float]]()  # the time and noise multiplier of each prior, of any dials
         self.numbered = 0  # the newest prior's number
         self._last: list[Any] = []  # kind and identity of the row at the cursor
-        self.resets = 0  # by the CUSUM, of everybody since the first row
-        self._answers = OrderedDict[str, _Answer | None]()  # None: of a turn that was not steered
+        self.resets = 0  # returns of all people to the prior by the CUSUM since the first row
+        self._answers = OrderedDict[str, _Answer | None]()  # by turn; None for a turn that was not steered
         self._bases: dict[str, tuple[str, ...]] = {}  # the dials' names by the hash of the basis
         self._fitted = set[str]()  # the weights, by hash, of which a basis is known
         self._early = PendingSignals[tuple[int, float | None]](most=_EARLY, seconds=_EARLY_S, most_each=_EARLY_EACH)
         self.moments = FeatureMoments(len(rules.names))
-        # by tenant, so that none's reports cost another's people
+        # by tenant, so that reports of one tenant cost another's people nothing
         self._constraints = dict[str, ViolationConstraint]()
         self._reading, self._saving = asyncio.Lock(), asyncio.Lock()
 
     async def start(self) -> None:
-        """Go on where the cache ends, or begin with the log's first row. Raises StorageFull, Unavailable.
+        """Continue where the cache ends, or begin with the log's first row. Raises StorageFull, Unavailable.
 
-        States of an earlier version are folded anew where the log is whole, and taken over where it was cut: there nothing else has them.
+        States of an earlier version are folded anew if the log is whole, and taken over if it was truncated, as they then exist nowhere
+        else.
         """
         older = self._rules.older_hash if await self._log.horizon() else None
         self.cursor, note = await asyncio.to_thread(self._cache.begin, self._rules.hash, older)
         state: dict[str, Any] = json.loads(note) if note else {}
         if self.cursor and not await self._continues(state.get("last", [])):
-            _LOG.warning("People's states were made from another log, or a newer copy of it; they are made again.")
+            _LOG.warning("People's states were made from another log, or a newer copy of it; they are folded again.")
             await asyncio.to_thread(self._cache.begin, "")
             self.cursor, note = await asyncio.to_thread(self._cache.begin, self._rules.hash)
             state = {}
@@ -218,22 +221,22 @@ class StateFold:
             self._fitted = set(state["fitted"])
             self.resets = state["resets"]
             self._tenants = set(state["tenants"])
-        # both are kept for ever, and not in the cache, which names nobody
+        # the log keeps these rows for ever; they are not in the cache, whose note must name nobody
         async for seq, row in self._log.read(0, {ConsentGiven, DialPrior}):
             if seq <= self.cursor and isinstance(row, ConsentGiven):
-                self._note_choice(row)  # what a refusal drops was dropped when the cache came to it
+                self._note_consent(row)  # the cache dropped the state when it came to a refusal
             elif seq <= self.cursor and isinstance(row, DialPrior):
                 self._take_prior(row)
 
     async def _continues(self, last: list[Any]) -> bool:
-        """True if the log goes on where the cache ended."""
+        """Return true if the log continues where the cache ended."""
         if self.cursor <= await self._log.horizon():
             return True
         found = await anext(aiter(self._log.read(self.cursor - 1, set(KINDS))), None)
         return found is not None and found[0] == self.cursor and _named(found[1]) == last
 
     async def catch_up(self) -> None:
-        """Take in the log's new rows. Raises Corrupt, Unavailable; StorageFull once too much waits to be saved."""
+        """Apply the log's new rows. Raises Corrupt, Unavailable; StorageFull once too many states wait to be saved."""
         async with self._reading:
             async for seq, row in self._log.read(self.cursor, set(KINDS)):
                 if len(self._dirty) >= _UNSAVED:
@@ -246,7 +249,7 @@ class StateFold:
                 elif isinstance(row, Signal):
                     await self._take_signal(seq, row)
                 elif isinstance(row, ConsentGiven):
-                    self._take_choice(seq, row)
+                    self._take_consent(seq, row)
                 elif isinstance(row, DialSet):
                     self._take_dials(seq, row)
                 elif isinstance(row, DialPrior):
@@ -256,8 +259,11 @@ class StateFold:
                 self.cursor, self._last = seq, _named(row)
 
     async def save(self) -> None:
-        """Write what is new, and the place up to which it was folded, in one transaction. Raises StorageFull, Unavailable; it is kept."""
-        # a write that has begun is not left alone with its thread
+        """Write what is new, and the position up to which it was folded, in one transaction.
+
+        Raises StorageFull, Unavailable; nothing is lost then.
+        """
+        # shielded: a cancellation must not abandon a write that runs on its thread
         await asyncio.shield(asyncio.ensure_future(self._save()))
 
     async def _save(self) -> None:
@@ -284,7 +290,8 @@ class StateFold:
             self._dirty, self._gone, self._writing = {}, set(), batch
             try:
                 await asyncio.to_thread(self._cache.write, cursor, note, told)
-            except BaseException:  # whatever it is: a later write would tell the place, and these states would be lost
+            except BaseException:
+                # after any error: a later write would advance the position, and these states would be lost
                 self._dirty, self._gone = {**batch, **self._dirty}, gone | self._gone
                 raise
             finally:
@@ -292,7 +299,7 @@ class StateFold:
             self._saved = cursor
 
     def state(self, person: Person) -> PersonState | None:
-        """A person's state; None before the first rating, and once the person was forgotten. Raises Unavailable."""
+        """Return a person's state; None before the first rating, and once the person was forgotten. Raises Unavailable."""
         key = self._cache.key(person)
         entry = self._states.get(person) or self._dirty.get(person) or self._writing.get(person)
         if entry is not None and entry.key != key:  # the person was forgotten
@@ -310,28 +317,28 @@ class StateFold:
         return entry.state
 
     def state_or_new(self, person: Person) -> PersonState:
-        """As `state`; that of somebody who has rated nothing instead of None."""
+        """As `state`, but with an empty state instead of None."""
         return self.state(person) or PersonState.new(self._names, len(self._rules.names))
 
     def constraint(self, tenant: str) -> ViolationConstraint:
-        """What violations cost the people of a tenant."""
+        """Return the constraint that sets what violations cost the people of a tenant."""
         return self._constraints.setdefault(tenant, ViolationConstraint(self._rules.violations))
 
     def newest(self, most: int) -> list[tuple[Person, PersonState]]:
-        """The states in memory that were used last, at most so many."""
+        """Return the states in memory that were used last, at most `most`."""
         found = ((who, entry) for who, entry in reversed(self._states.items()) if entry.key == self._cache.key(who))
         return [(who, entry.state) for who, entry in islice(found, most)]
 
     @property
     def tenants(self) -> Sequence[str]:
-        """The tenants of people with states, in order."""
+        """The tenants of people with states, sorted."""
         return sorted(self._tenants)
 
     async def evidence(self, tenant: str, most: int) -> list[Evidence]:
-        """What the ratings of a tenant's people say, of the `most` who rated last, in the order of their last ratings: of those who
-        allow everything that they said to be learned from (`Consent.YES`), now and with each rated answer.
+        """Return the evidence of the `most` people of a tenant who rated last, in the order of their last ratings.
 
-        Saves first. Raises StorageFull, Unavailable.
+        Only people count who allow everything to be learned from (`Consent.YES`), now and with each rated answer. Saves first. Raises
+        StorageFull, Unavailable.
         """
         await self.save()
         private = [person for person in self._private if person[0] == tenant]
@@ -342,7 +349,7 @@ class StateFold:
                 try:
                     state = self._unpacked(packed)
                 except Corrupt:
-                    continue  # it begins anew with the person's next rating
+                    continue  # the person starts over with their next rating
                 if state.names == self._names and not state.private:
                     found.append(state.evidence(self._rules.prior, self._rules.regression))
             return found
@@ -351,14 +358,15 @@ class StateFold:
 
     # ------------------------------------------------------------ rows
 
-    def _take_choice(self, seq: Cursor, choice: ConsentGiven) -> None:
-        """Drop the state of a person who allows no dials any more; who allows them again begins anew. What was reported of their answers
-        stays, or nobody would keep a strike who takes their consent back for a moment.
+    def _take_consent(self, seq: Cursor, choice: ConsentGiven) -> None:
+        """Drop the state of a person who no longer allows dials; if they allow them again, they start over.
+
+        What was reported about their answers stays, as otherwise anybody could erase a strike by withdrawing consent for a moment.
         """
         person = choice.person
         refused = person in self._refusing
         state = None if refused else self.state(person)
-        self._note_choice(choice)
+        self._note_consent(choice)
         if person not in self._refusing or refused:
             return
         kept = None if state is None else state.barred()
@@ -369,14 +377,15 @@ class StateFold:
         else:
             self._put(person, self._cache.key(person), replace(kept, cursor=seq))
 
-    def _note_choice(self, choice: ConsentGiven) -> None:
+    def _note_consent(self, choice: ConsentGiven) -> None:
         (self._private.add if choice.level is Consent.ADAPT else self._private.discard)(choice.person)
         allows = choice.level in (Consent.ADAPT, Consent.YES)
         (self._refusing.discard if allows else self._refusing.add)(choice.person)
 
     def _take_dials(self, seq: Cursor, row: DialSet) -> None:
-        """Set, clear or reset a person's dials, unless the person was forgotten since or allows none. Answers that are in the log by now
-        are those before it, whatever the clocks of other gateways say.
+        """Set, clear or reset a person's dials, unless the person was forgotten since or allows none.
+
+        Answers that are in the log by now count as earlier than this row, whatever the clocks of other gateways say.
         """
         rules, person = self._rules, row.person
         if row.dials is None or person in self._refusing or row.tenant in rules.without:
@@ -399,7 +408,7 @@ class StateFold:
         self._put(person, self._cache.key(person), replace(state, cursor=seq))
 
     def _take_prior(self, row: DialPrior) -> None:
-        """The newest prior of these dials counts, from its place in the log on. Those of other dials have spent privacy all the same."""
+        """Make this the prior in force, from its position in the log on, if it is of these dials. Other priors have spent privacy, too."""
         self.priors.append((row.at, row.sigma))
         self.numbered = max(self.numbered, row.number)
         if row.names != self._names:
@@ -410,7 +419,7 @@ class StateFold:
             _LOG.warning("A prior in the log is not used: %s", error)
 
     def _forget(self, row: Forgotten) -> None:
-        """Drop what is in memory of somebody who was forgotten, and their value from the cache."""
+        """Drop what memory holds of a forgotten person, and their value from the cache."""
         for known in (self._states, self._dirty):
             for person in [person for person in known if row.covers(person)]:
                 del known[person]
@@ -441,7 +450,7 @@ class StateFold:
             if state is not None:
                 self._put(answer.person, answer.key, state.spend(turn.steered.kl))
         for signal, reward in early:
-            self._hear(seq, answer, turn.id, signal, reward)
+            self._apply_signal(seq, answer, turn.id, signal, reward)
 
     async def _take_signal(self, seq: Cursor, signal: Signal) -> None:
         self._early.advance(signal.received_at)
@@ -456,10 +465,10 @@ class StateFold:
             return
         answer = self._answers[signal.turn]
         if answer is not None and answer.person[0] == signal.tenant:
-            self._hear(seq, answer, signal.turn, *told)
+            self._apply_signal(seq, answer, signal.turn, *told)
 
-    def _hear(self, seq: Cursor, answer: _Answer, turn: str, signal: int, reward: float | None) -> None:
-        """Take in a signal about a known answer."""
+    def _apply_signal(self, seq: Cursor, answer: _Answer, turn: str, signal: int, reward: float | None) -> None:
+        """Apply a signal about a known answer."""
         rates = reward is not None and reward >= 0.0
         if answer.leans is not None and not rates:
             violates = reward is not None
@@ -472,7 +481,7 @@ class StateFold:
         return signal.name in self._rules.violations.signals and signal.value >= _VIOLATED
 
     def _reward(self, signal: Signal) -> float | None:
-        """The reward in [0, 1] that a signal stands for, or what a violation costs here; None for one that retracts another."""
+        """Return the reward in [0, 1] that a signal stands for, or the cost of a violation; None for one that retracts another."""
         if signal.retracts is not None:
             return None
         if self._violates(signal):
@@ -493,7 +502,7 @@ class StateFold:
             self._put(answer.person, answer.key, replace(rated, cursor=seq, private=private))
 
     def _note(self, turn: Turn) -> _Answer | None:
-        """What is remembered of a turn in the log."""
+        """Record a turn of the log. Return its answer, if it counts for anything."""
         features, leans, answer = self._features(turn), self._side(turn), None
         if features is not None or leans is not None:
             key, private = self._cache.key(turn.person), turn.consent is not Consent.YES
@@ -505,21 +514,22 @@ class StateFold:
         return answer
 
     def _features(self, turn: Turn) -> tuple[float, ...] | None:
-        """A steered answer's features by the present dials; () if ratings of it teach nothing, None if it counts for nobody's state."""
+        """Return a steered answer's features for the current dials; () if its ratings teach nothing, None if it is in nobody's state."""
         steered, rules = turn.steered, self._rules
         names = () if steered is None else self._bases.get(steered.basis, ())
         allowed = turn.consent in (Consent.ADAPT, Consent.YES) and turn.tenant not in rules.without
         if steered is None or not allowed or set(rules.names).isdisjoint(names):
             return None
-        # the features' mean is 0 only for tokens drawn from the very distribution that they are of
+        # the features' mean is 0 only if the tokens were drawn from the same distribution
         if not steered.features or turn.sampling.temperature == 0 or turn.sampling.top_p < 1:
             return ()
         told = dict(zip(names, steered.features, strict=False))
         return tuple(told.get(name, 0.0) for name in rules.names)
 
     def _side(self, turn: Turn) -> bool | None:
-        """Whether an answer to this person may lean, false for the holdout's; None if answers of its kind never do. That is decided by
-        hash and kind alone, so that both sides are alike but for their dials (by intention to treat).
+        """Return true if an answer to this person may be steered, false for the holdout; None if answers of its kind never are.
+
+        Hash and kind alone decide this, so that both sides differ only in their dials (intention to treat).
         """
         rules = self._rules.violations
         if not rules.signals or turn.consent is Consent.NEVER or turn.tenant in self._rules.without:
@@ -536,14 +546,14 @@ class StateFold:
                 return None
             state = self._unpacked(packed)
         except Corrupt as error:
-            _LOG.warning("A person's state cannot be read, and begins anew: %s", error)
+            _LOG.warning("A person's state cannot be read; the person starts over: %s", error)
             return None
         if state.names != self._names:
             return None
         return _Entry(key, state)
 
     def _unpacked(self, packed: bytes) -> PersonState:
-        """A value of the cache, `ready`. Raises Corrupt."""
+        """Parse a value of the cache, `ready`. Raises Corrupt."""
         prior, regression = self._rules.prior, self._rules.regression
         if packed[:1] == bytes([OLDER_FORMAT]):
             return older_state(packed, prior, regression)
@@ -563,8 +573,9 @@ class StateFold:
 
 
 def _place_of(turn: Turn) -> int:
-    """An answer's place among its person's: when it began, in microseconds, and the number of the choice. Answers that share both count
-    as one.
+    """Return an answer's place among its person's answers: its start in microseconds, and the number of the choice.
+
+    Answers that share both count as one.
     """
     _, _, choice = turn.id.rpartition(":")
     return _place_at(turn.started_at, int(choice) % _CHOICES if choice.isdecimal() else 0)
@@ -575,7 +586,7 @@ def _place_at(at: float, choice: int) -> int:
 
 
 def time_of(place: int) -> float:
-    """The time, in Unix seconds, of a place among a person's answers."""
+    """Return the Unix time of a place among a person's answers."""
     return place // _CHOICES / 1e6
 
 

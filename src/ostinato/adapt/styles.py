@@ -1,14 +1,14 @@
-"""Styles: operator-written additions to the system prompt as arms of a Bayesian bandit for each person, with exact propensities.
+"""Styles: operator-written additions to the system prompt as arms of a Bayesian bandit per person, with exact propensities.
 
-A rating of an answer in style a is c + e_a + noise: c is the person's mean reward, and e_a the effect of the style, no style included. So a
-person's state is that of the dials' regression (`adapt.learner`), with one feature for each arm, and everything that is true of dials'
-states is true of these: the log's order does not matter, old ratings lose weight by later ones, a CUSUM returns to the prior, the prior
+A rating of an answer in style a is c + e_a + noise: c is the person's mean reward, and e_a the effect of the style; no style is an arm,
+too. So a person's state is that of the dials' regression (`adapt.learner`) with one feature per arm, and shares the properties of dials'
+states: the log's order does not matter, later ratings reduce the weight of old ones, a CUSUM returns a person to the prior, and the prior
 is fitted to the population and to tenants.
 
-**The odds** are Thompson's (1933): each arm with the probability that it is the best under the posterior. The integral over the effects,
-which are correlated, is a quasi-Monte Carlo rule with fixed nodes: the share of 2,048 points of a rank-1 lattice (the generalised golden
-ratio) at which the arm is best. An arm is drawn with just that share, mixed with the floor, so the recorded propensity is that of the
-draw to the last bit, however well the rule integrates; as an integral it is right to two hundredths.
+**The odds** are those of Thompson sampling (1933): each arm with the probability that it is the best under the posterior. The integral over
+the effects, which are correlated, is a quasi-Monte Carlo rule with fixed nodes: the share of 2,048 points of a rank-1 lattice (the
+generalised golden ratio) at which the arm is best. An arm is drawn with exactly that share, mixed with the floor, so the recorded
+propensity is that of the draw to the last bit, however accurate the rule is; as an integral it is accurate to 0.02.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from ostinato.core.seams import Clock, Cursor, PersonCache
 from ostinato.core.steering import NO_STYLE, NotSteered, StylesView, StyleView
 
 ALARM = "style:"
-"""What the names of the alarms begin with that say which styles are approved: one that is clear is an approval."""
+"""Prefix of the names of alarms that record the approval of styles: a cleared one is an approval."""
 UNSAFE = "unsafe_style:"
-"""What the names of the alarms begin with that take an approval back, until a later look at safety clears them."""
-# an arm's feature: the flat prior's slopes deviate by 0.055, so an arm's effect deviates by 0.14 of a rating
-_EFFECT = 2.5
+"""Prefix of the names of alarms that withdraw an approval until a later safety check clears them."""
+# the value of an arm's feature: the flat prior's slopes have a standard deviation of 0.055, so an arm's effect has one of 0.14
+_ARM_FEATURE = 2.5
 _NODES = 2048
-_DEVIATIONS = 1.96  # of a 95% interval
-_ROUNDING = 1e-12
+_DEVIATIONS = 1.96  # half width of a 95% interval in standard deviations
+_JITTER = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
-    """A style as it is configured. `arm`: its name and a hash of its text, so that another text is another style.
+    """A configured style. `arm`: its name and a hash of its text, so that another text is another style.
 
     Example: ``Style(name="concise", text="Answer in one sentence.").arm == "concise@a60d30c4"``
     """
@@ -57,20 +57,22 @@ class Style:
 
     @property
     def arm(self) -> str:
-        """What it is called in the log."""
+        """Its name in the log."""
         return f"{self.name}@{blake2b(self.text.encode(), digest_size=4).hexdigest()}"
 
 
 def styles_of(config: AdaptConfig) -> tuple[Style, ...]:
-    """The configured styles."""
+    """Return the configured styles."""
     return tuple(Style(name=name, text=text) for name, text in config.styles.prompts.items())
 
 
 def approval(
     style: Style, policy: PolicyVersion, *, passed: bool, why: str, at: float, shared: bool = False, kind: str = ALARM
 ) -> Alarm:
-    """The row that says what the gate found of a style with this version: the newest about a version and an arm counts. `shared`: the
-    version is of no tenant's branch, so that later ones may go by it. `kind`: `ALARM` for its quality, `UNSAFE` for its safety.
+    """Return the row that records the gate's finding about a style with this version; the newest row about a version and an arm counts.
+
+    `shared`: the version is on no tenant's branch, so that later versions may inherit the finding. `kind`: `ALARM` for quality, `UNSAFE`
+    for safety.
     """
     return Alarm(
         id=f"{kind}{style.arm}:{policy.hash[:16]}:{at:.6f}",
@@ -83,19 +85,19 @@ def approval(
 
 
 class StyleApprovals:
-    """Which styles are approved for which versions, by the log's alarms.
+    """The approvals of styles by version, from the log's alarms.
 
     Example: ``approvals.holds("concise@a60d30c4", live)``
     """
 
     def __init__(self, versions: int) -> None:
         self._versions = versions
-        # by arm and weights: the number, whether it passed, and whether the version is of the shared line
+        # by arm and weights: the version's number, whether the style passed, and whether the version is on no tenant's branch
         self._found: dict[str, dict[str, tuple[int, bool, bool]]] = {}
-        self._unsafe: dict[str, dict[str, tuple[int, bool, bool]]] = {}  # the same of those alone that failed
+        self._unsafe: dict[str, dict[str, tuple[int, bool, bool]]] = {}  # the same for safety, failures only
 
     def take(self, row: Alarm) -> None:
-        """Take in a row of the log; those that are about no style are ignored."""
+        """Apply a row of the log; rows that are about no style are ignored."""
         if not row.name.startswith((ALARM, UNSAFE)) or "arm" not in row.detail:
             return
         arm, weights, passed = str(row.detail["arm"]), str(row.detail["weights"]), row.state is AlarmState.CLEARED
@@ -108,12 +110,14 @@ class StyleApprovals:
             self._unsafe.setdefault(arm, {})[weights] = told
 
     def unsafe(self, arm: str, policy: PolicyVersion) -> bool:
-        """True if an arm was found unsafe with this version, and not found otherwise since."""
+        """Return true if an arm was found unsafe with this version, and not found safe since."""
         return policy.hash in self._unsafe.get(arm, {})
 
     def holds(self, arm: str, policy: PolicyVersion, *, shared: bool = True) -> bool:
-        """True if an arm is approved for a version: by what was found with it, or else with the newest one of the shared line before it
-        that is at most `versions` older. `shared` is False for a version of a tenant's branch, which only its own approval counts for.
+        """Return true if an arm is approved for a version, by the finding for that version or an inherited one.
+
+        It inherits the finding for the newest earlier version on no tenant's branch that is at most `versions` older. `shared` is false for
+        a version of a tenant's branch, for which only its own approval counts.
         """
         found = self._found.get(arm, {}) | self._unsafe.get(arm, {})
         if policy.hash in found:
@@ -124,21 +128,21 @@ class StyleApprovals:
 
 
 def thompson_odds(mean_A: Floats, covariance_AA: Floats, floor: float) -> Floats:
-    """The probabilities with which each of A arms is drawn: at least `floor` each, the rest by how likely each is the best.
+    """Return the probabilities with which each of A arms is drawn: at least `floor` each, the rest by how likely each is the best.
 
     Raises numpy.linalg.LinAlgError for a covariance that is not positive definite.
     """
     size = len(mean_A)
-    root_AA = np.linalg.cholesky(covariance_AA + _ROUNDING * np.eye(size))
+    root_AA = np.linalg.cholesky(covariance_AA + _JITTER * np.eye(size))
     best_N = np.argmax(mean_A + _normal_nodes(size) @ root_AA.T, axis=1)
     return floor + (1.0 - size * floor) * np.bincount(best_N, minlength=size) / _NODES
 
 
 @lru_cache(maxsize=16)
 def _normal_nodes(size: int) -> Floats:
-    """Standard normal points, shape [2048, size], the same everywhere."""
+    """Return standard normal points, shape [2048, size], the same everywhere."""
     ratio = 2.0
-    for _ in range(64):  # the root of x^(size + 1) = x + 1
+    for _ in range(64):  # fixed-point iteration for the root of x^(size + 1) = x + 1
         ratio = (1.0 + ratio) ** (1.0 / (size + 1))
     steps_A = ratio ** -np.arange(1.0, size + 1)
     uniform_NA = np.modf(0.5 + np.arange(1.0, _NODES + 1)[:, None] * steps_A)[0]
@@ -147,26 +151,26 @@ def _normal_nodes(size: int) -> Floats:
 
 
 class StyleFold(StateFold):
-    """Everybody's states, by ratings of answers in a style: one feature for each arm."""
+    """Everybody's states, folded from ratings of answers in a style: one feature per arm."""
 
     def _features(self, turn: Turn) -> tuple[float, ...] | None:
-        """One feature for the arm that the answer was dealt; None if it counts for nobody's state."""
+        """Return one feature per arm, non-zero for the arm that was drawn; None if the answer counts for nobody's state."""
         rules, style = self._rules, turn.style
         allowed = turn.consent in (Consent.ADAPT, Consent.YES) and turn.tenant not in rules.without
         if style is None or not allowed or style.arm not in rules.names:
             return None
-        return tuple(_EFFECT * (name == style.arm) for name in rules.names)
+        return tuple(_ARM_FEATURE * (name == style.arm) for name in rules.names)
 
 
 class StyleAdaptation(PersonAdaptation):
-    """`core.seams.StyleDealer` by each person's ratings. It never delays a request or a feedback for the log.
+    """Implements `core.seams.StyleDealer` by each person's ratings. It never delays a request or feedback to catch up with the log.
 
     Args:
-        log: tells ratings, and which styles are approved.
-        cache: keeps states.
+        log: delivers ratings, and which styles are approved.
+        cache: stores states.
         config: the settings.
-        consent: what may be done with a tenant's turns at most; a prior learns from those of `Consent.YES` only.
-        clock: decides when a prior is fitted anew.
+        consent: the highest consent level of a tenant's turns; a prior learns only from people with `Consent.YES`.
+        clock: decides when a prior is fitted again.
         chance: a number in [0, 1) for each draw.
 
     Example::
@@ -190,7 +194,7 @@ class StyleAdaptation(PersonAdaptation):
     ) -> None:
         super().__init__(log, cache, config, consent=consent, clock=clock)
         self._chance = chance or SystemRandom().random
-        # in the order of their arms, so that another order in the configuration changes nothing
+        # sorted by arm, so that their order in the configuration does not matter
         self._styles = {style.arm: style for style in sorted(styles_of(config), key=lambda style: style.arm)}
         self._names = (NO_STYLE, *self._styles)
         self._approvals, self._read = StyleApprovals(config.styles.versions), Cursor(0)
@@ -217,7 +221,7 @@ class StyleAdaptation(PersonAdaptation):
         try:
             odds = self.odds(person, [NO_STYLE, *arms])
         except OstinatoError as error:
-            self._trouble(error)
+            self._warn_once(error)
             return None
         if not odds:
             return None
@@ -226,11 +230,12 @@ class StyleAdaptation(PersonAdaptation):
             edge += chance
             if place < edge:
                 return Pick(arm=arm, odds=odds)
-        return Pick(arm=max(odds, key=odds.__getitem__), odds=odds)  # the sum fell short of 1 by a rounding
+        return Pick(arm=max(odds, key=odds.__getitem__), odds=odds)  # rounding left the sum just below 1
 
     def odds(self, person: Person, arms: Sequence[str]) -> dict[str, float]:
-        """With what probability a person's next conversation is dealt each of these arms; {} before the log was read. One that they set
-        by hand is certain, or no style while it is not among the arms. Raises Unavailable.
+        """Return the probability with which a person's next conversation draws each of these arms; {} before the log was read.
+
+        An arm that the person set by hand is certain, or no style if that arm is not among `arms`. Raises Unavailable.
         """
         fold, rules = self.fold, self._rules
         if fold is None or rules is None:
@@ -240,13 +245,13 @@ class StyleAdaptation(PersonAdaptation):
             return {held if held in arms else NO_STYLE: 1.0}
         posterior = self._posterior(state, person, rules)
         places = [rules.names.index(arm) for arm in arms]
-        mean_A = _EFFECT * posterior.mean_D[places]
-        covariance_AA = _EFFECT**2 * posterior.covariance_DD[np.ix_(places, places)]
+        mean_A = _ARM_FEATURE * posterior.mean_D[places]
+        covariance_AA = _ARM_FEATURE**2 * posterior.covariance_DD[np.ix_(places, places)]
         odds_A = thompson_odds(mean_A, covariance_AA, self._config.styles.floor)
         return {arm: float(chance) for arm, chance in zip(arms, odds_A, strict=True)}
 
     def _posterior(self, state: PersonState, person: Person, rules: StateRules) -> PersonPosterior:
-        state = replace(state, held=())  # what somebody chose says nothing of how it pleases them
+        state = replace(state, held=())  # a choice by hand is no rating
         return state.posterior(self.prior_of(person[0]), rules.regression)
 
     async def shown(self, person: Person, *, policies: Collection[PolicyVersion], shared: bool = True) -> StylesView:
@@ -254,7 +259,7 @@ class StyleAdaptation(PersonAdaptation):
         return self.view(person, policies=policies, shared=shared)
 
     def view(self, person: Person, *, policies: Collection[PolicyVersion], shared: bool = True) -> StylesView:
-        """As `shown`, by what was taken in so far."""
+        """As `shown`, from the rows applied so far."""
         fold, rules, arms = self.fold, self._rules, [NO_STYLE, *self.texts(policies, shared=shared)]
         if fold is None or rules is None:
             return StylesView(styles=(), held=None, off=NotSteered.STYLES)
@@ -270,10 +275,10 @@ class StyleAdaptation(PersonAdaptation):
         told, names = self._posterior(state, person, rules), {arm: name for name, arm in self.arms.items()}
         styles: list[StyleView] = []
         for number, arm in enumerate(rules.names):
-            more = _EFFECT * float(told.mean_D[number] - told.mean_D[0])
+            more = _ARM_FEATURE * float(told.mean_D[number] - told.mean_D[0])
             covariance_DD = told.covariance_DD
             spread = covariance_DD[number, number] + covariance_DD[0, 0] - 2.0 * covariance_DD[number, 0]
-            wide = _DEVIATIONS * _EFFECT * float(np.sqrt(max(0.0, spread)))
+            wide = _DEVIATIONS * _ARM_FEATURE * float(np.sqrt(max(0.0, spread)))
             chance = odds.get(arm, 0.0) if arm in arms else None
             styles.append(StyleView(name=names[arm], value=more, low=more - wide, high=more + wide, chance=chance))
         held = _held(state, rules)
@@ -281,7 +286,7 @@ class StyleAdaptation(PersonAdaptation):
         return StylesView(styles=tuple(styles), held=None if held is None else names[held], off=off, ratings=rated)
 
     async def follow(self) -> None:
-        """Take in the log's new rows, with new approvals. Raises Corrupt, StorageFull, Unavailable."""
+        """Apply the log's new rows, including new approvals. Raises Corrupt, StorageFull, Unavailable."""
         async for seq, row in self._log.read(self._read, {Alarm}):
             if isinstance(row, Alarm):
                 self._approvals.take(row)
@@ -289,7 +294,7 @@ class StyleAdaptation(PersonAdaptation):
         await super().follow()
 
     async def refit(self) -> bool:
-        """As for dials; but while their prior has noise (`adapt.privacy`), styles begin with the flat one, and spend nothing."""
+        """Fit the prior as for dials, but not if that has noise (`adapt.privacy`): styles then keep the flat prior and spend no budget."""
         return False if self._config.privacy.epsilon else await super().refit()
 
     def _rules_of(self, names: tuple[str, ...]) -> StateRules:
@@ -297,5 +302,5 @@ class StyleAdaptation(PersonAdaptation):
 
 
 def _held(state: PersonState, rules: StateRules) -> str | None:
-    """The arm that a person set by hand."""
+    """Return the arm that a person set by hand."""
     return next((rules.names[number] for number, value in state.held if value > 0.0), None)

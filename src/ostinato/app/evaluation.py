@@ -142,12 +142,14 @@ async def note_hearing(run: Run) -> None:
 
 async def note_switched_off(run: Run) -> None:
     """End the alarms of what is switched off: whoever would end them is not there. Idempotent."""
-    from ostinato.release.auto.router import REFUTED
+    from ostinato.release.auto.router import PROPENSITY_ALARM
     from ostinato.worlds.rollout.finished import CHEATED
 
     config = run.config
     if not config.serve.auto.arms:
-        await note(run.log, REFUTED, raised=False, why="Auto is switched off (serve.auto.arms)", at=wall_clock())
+        await note(
+            run.log, PROPENSITY_ALARM, raised=False, why="Auto is switched off (serve.auto.arms)", at=wall_clock()
+        )
     if config.learn.source == "people":
         why = "nothing is learned from rollouts (learn.source)"
         await note(run.log, CHEATED, raised=False, why=why, at=wall_clock())

@@ -1,1 +1,1 @@
-"""Suites, runner, statistics, gate."""
+"""Offline evaluation: suites, the runner, statistics, and the gate that judges a candidate."""

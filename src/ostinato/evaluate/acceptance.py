@@ -1,6 +1,6 @@
-"""Acceptance per arm, with intervals: small pure functions over turns and their rewards.
+"""Acceptance rates by arm, with confidence intervals: pure functions over turns and their rewards.
 
-A turn is accepted if its reward is above 0. Users are the unit of every interval, because a user stays in one arm and has a taste of
+A turn is accepted if its reward is above 0. Users are the unit of every interval, because a user stays in one arm and has preferences of
 their own; all people behind one name count as one user.
 """
 
@@ -15,12 +15,12 @@ from ostinato.evaluate.statistics import Estimate, Tally, WeightedTally, cluster
 
 Rated = tuple[Turn, Reward]
 
-_PSEUDO_TURNS = 2.0  # average turns that a prompt's own are mixed with, as most prompts are asked once or twice
+_PSEUDO_TURNS = 2.0  # pseudo-count: average turns mixed into a prompt's own, as most prompts are asked once or twice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acceptance:
-    """One group of rated turns; `acceptance` lies in [`lower`, `upper`] (95%, users as clusters).
+    """The acceptance rate of a group of rated turns, in [`lower`, `upper`] (95%, users as clusters).
 
     Example: ``Acceptance(turns=200, acceptance=0.31, lower=0.25, upper=0.38)``
     """
@@ -32,7 +32,7 @@ class Acceptance:
 
 
 def by_arm(rated: Iterable[Rated]) -> dict[Arm, Acceptance]:
-    """The acceptance of each arm."""
+    """Return the acceptance of each arm."""
     groups: dict[Arm, list[tuple[Person, bool]]] = defaultdict(list)
     for turn, reward in rated:
         groups[turn.arm].append((turn.person, reward.value > 0))
@@ -40,16 +40,16 @@ def by_arm(rated: Iterable[Rated]) -> dict[Arm, Acceptance]:
 
 
 def live_minus_control(rated: Iterable[Rated], before: Iterable[Rated] = ()) -> Estimate:
-    """Acceptance of the live arm minus the frozen control arm's, with a 95% t interval clustered by user.
+    """Return the live arm's acceptance minus the frozen control arm's, with a 95% t interval clustered by user.
 
-    Turns that Auto assigned are left out: its shares follow the reward, so they are no random sample. Once control has turns, live's
-    turns with a propensity of 1 are left out too: they are from unnamed or unverified people, who could not be assigned to control and
-    may differ from those who could. If a side has fewer than two users, the variance between users is unknown and the interval [-1, 1].
+    Turns that Auto routed are left out: its shares follow the reward, so they are no random sample. Once control has turns, live's turns
+    with a propensity of 1 are left out too: they are from unnamed or unverified people, who could not be assigned to control and may differ
+    from those who could. If a side has fewer than two users, the variance between users is unknown and the interval is [-1, 1].
 
-    `before`: turns of either arm from before the arms' versions differed, none of them among `rated`. From each outcome is then subtracted
-    how often its prompt was accepted there, for both arms alike: regression adjustment (CUPED: Deng et al., WSDM 2013). What was accepted
-    before does not depend on who was assigned to which arm, so it takes variance away, that of who asks for what, and biases nothing. A
-    side whose people all answered alike keeps at least the variance that it has without adjustment.
+    `before`: turns of either arm from before the arms' versions differed, none of them among `rated`. The share of a prompt's turns
+    accepted there is subtracted from each outcome, for both arms alike: regression adjustment (CUPED: Deng et al., WSDM 2013). What was
+    accepted before does not depend on who was assigned to which arm, so this removes the variance of who asks for what and causes no bias.
+    A side whose people all gave the same outcomes keeps at least the variance that it has without adjustment.
     """
     compared = [(turn, reward) for turn, reward in rated if turn.auto is None]
     if any(turn.arm is Arm.CONTROL for turn, _ in compared):
@@ -57,15 +57,15 @@ def live_minus_control(rated: Iterable[Rated], before: Iterable[Rated] = ()) -> 
     expected = _expected_by_prompt(before)
     live, control = ([pair for pair in compared if pair[0].arm is arm] for arm in (Arm.LIVE, Arm.CONTROL))
     accepted = [tally_of((turn.person, reward.value > 0) for turn, reward in side) for side in (live, control)]
-    left = [
+    adjusted = [
         tally_of((turn.person, (reward.value > 0) - expected(turn)) for turn, reward in side)
         for side in (live, control)
     ]
-    return _difference(left[0], left[1], raw=(accepted[0], accepted[1]))
+    return _difference(adjusted[0], adjusted[1], raw=(accepted[0], accepted[1]))
 
 
 def _expected_by_prompt(before: Iterable[Rated]) -> Callable[[Turn], float]:
-    """The share of a turn's prompt that was accepted in these turns, shrunk towards that of all prompts; 0 if there are no turns."""
+    """Return a function from a turn to its prompt's acceptance in these turns, shrunk towards that of all prompts; 0 without turns."""
     prompts: dict[tuple[str, tuple[int, ...]], tuple[int, int]] = {}
     for turn, reward in before:
         good, count = prompts.get((turn.tenant, turn.prompt_ids), (0, 0))
@@ -81,8 +81,7 @@ def _expected_by_prompt(before: Iterable[Rated]) -> Callable[[Turn], float]:
 
 
 def difference_of(treated: Iterable[tuple[Person, float]], control: Iterable[tuple[Person, float]]) -> Estimate:
-    """The mean outcome of some turns less that of others, each given as its person and outcome, as whether it was accepted, clustered by
-    person.
+    """Return the mean outcome of the treated turns minus that of the control turns, clustered by person. A turn is a person and an outcome.
 
     The interval is [-1, 1], with no degrees of freedom, if a side has fewer than two people.
     """
@@ -102,7 +101,7 @@ def _share(tally: WeightedTally) -> float:
 
 
 def share_of(accepted: Iterable[tuple[Person, bool]]) -> Acceptance:
-    """The acceptance of one or more turns, each given as its person and whether it was accepted."""
+    """Return the acceptance of one or more turns, each given as its person and whether it was accepted."""
     tally = tally_of(accepted)
     lower, upper = clustered_share(tally)
     turns = sum(count for _, count in tally.values())
@@ -110,7 +109,7 @@ def share_of(accepted: Iterable[tuple[Person, bool]]) -> Acceptance:
 
 
 def tally_of(accepted: Iterable[tuple[Person, float]]) -> Tally:
-    """By person, the sum of their outcomes and how many there are."""
+    """Return by person the sum and the number of their outcomes."""
     tally: dict[Person, tuple[float, int]] = {}
     for person, was in accepted:
         total, count = tally.get(person, (0.0, 0))

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, model_validator
 
 _DAY = 86_400.0
-_A_WEEK = 8.0
-"""A week's shares for candidates a day or more apart: seven days' and the one from before the week."""
+_DAILY_SHARES = 8.0
+"""The number of daily shares that a week's alpha is divided into: seven days, and the one before the week."""
 
 
 class BarConfig(BaseModel, frozen=True, extra="forbid"):
@@ -58,7 +58,7 @@ class BarConfig(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def wanted(self) -> float:
-        """The value in (0, 1) that the lower bound must reach, in terms where higher is better."""
+        """The value in (0, 1) that the lower bound must reach, on a scale where higher is better."""
         if self.axis == "latency":
             return self.share
         return self.at_least if self.at_least is not None else 1.0 - (self.at_most or 0.0)
@@ -156,23 +156,25 @@ class GateConfig(BaseModel, frozen=True, extra="forbid"):
         return self
 
     def total_alpha_at(self, draws: int) -> float:
-        """The part of the weekly alpha that one candidate may spend at the look with this many draws.
+        """Return the part of the weekly alpha that one candidate may spend at the look with this many draws.
 
-        With 'auto' that of a candidate after a day or more; `after` gives the settings for one that comes sooner.
+        With 'auto' it is that of a candidate that comes after a day or more; `after` gives the settings for one that comes sooner.
         """
-        return self.alpha_at(draws) / (_A_WEEK if self.candidates_per_week == "auto" else self.candidates_per_week)
+        return self.alpha_at(draws) / (
+            _DAILY_SHARES if self.candidates_per_week == "auto" else self.candidates_per_week
+        )
 
     def after(self, since_s: float | None) -> GateConfig:
-        """The settings for a candidate that comes so many seconds after another was looked at; None: none was.
+        """Return the settings for a candidate that comes `since_s` seconds after another was looked at; None: none was.
 
-        What nobody fetches within a day is lost: seven days, and the one before them, have ``alpha (7 + 1) / 8`` to spend.
+        A share that is not used within a day is lost: seven days, and the one before them, have ``alpha (7 + 1) / 8`` to spend.
         """
         if self.candidates_per_week != "auto" or since_s is None:
             return self
-        return self.model_copy(update={"candidates_per_week": _A_WEEK * _DAY / min(max(since_s, 1.0), _DAY)})
+        return self.model_copy(update={"candidates_per_week": _DAILY_SHARES * _DAY / min(max(since_s, 1.0), _DAY)})
 
     def schedule(self) -> tuple[int, ...]:
-        """Draw counts at which the gate looks: doubling from `first_draws` and ending at `max_draws`.
+        """Return the draw counts at which the gate looks: doubling from `first_draws` and ending at `max_draws`.
 
         Example: ``GateConfig(first_draws=2, max_draws=6).schedule()`` is ``(2, 4, 6)``.
         """
@@ -182,7 +184,7 @@ class GateConfig(BaseModel, frozen=True, extra="forbid"):
         return tuple(looks)
 
     def alpha_at(self, draws: int) -> float:
-        """The part of `alpha` that the look with this many draws may spend."""
+        """Return the part of `alpha` that the look with this many draws may spend."""
         looks = len(self.schedule())
         if looks == 1:
             return self.alpha
@@ -191,7 +193,7 @@ class GateConfig(BaseModel, frozen=True, extra="forbid"):
         return self.alpha * self.early_share / (looks - 1)
 
     def next_draws(self, held: int) -> int:
-        """The draw count of the next look when `held` draws per item are known."""
+        """Return the draw count of the next look when `held` draws per item are known."""
         return next((draws for draws in self.schedule() if draws > held), self.max_draws)
 
 

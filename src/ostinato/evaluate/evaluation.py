@@ -1,14 +1,15 @@
 """Evaluates a candidate against its incumbents on all suites: the `Evals` seam.
 
-Candidate, live and best are drawn afresh for every candidate, on the same items and from the same seeds. Their draws are never reused for
-a later candidate: the draws that got a version chosen overestimate it. The anchor was chosen by none, so once it is neither live nor best
-its draws hold for several candidates. Nine of ten of its answers differ from a candidate's at equal seeds, too: its comparison's standard
-error grows by a tenth to a fifth.
+Candidate, live and best are sampled anew for every candidate, on the same items and from the same seeds. Their draws are never reused for a
+later candidate, because the draws by which a version was selected overestimate it. The anchor was not selected, so once it is neither live
+nor best its draws serve several candidates. They are then not paired by seeds; at equal seeds, nine of ten answers differ from a
+candidate's anyway, and the comparison's standard error grows only by a tenth to a fifth.
 
-Where sampling takes longer than training, `gate.share_draws` has the best release share its draws as well, other ones than it was chosen
-by, also where live is that release or the anchor. The first candidate after a release meets live as it was drawn when it shipped, unless it took more than one look. These draws
-overestimate live, so a loss passes no more often. They are used once: kept until live is replaced, a lucky release would block all after
-it, and drawn again after each block, only unlucky draws would last.
+If sampling takes longer than training, `gate.share_draws` makes the best release share its draws as well, other draws than those by which
+it was selected, also while live is that release or the anchor. The first candidate after a release is then compared with live's draws from
+when it shipped, unless that took more than one look. These draws overestimate live, so a loss passes no more often. They are used once: if
+they were kept until live is replaced, a lucky release would block all after it, and if they were redrawn after each block, only unlucky
+draws would last.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ Scores = dict[tuple[str, int], ItemScore]
 """(item, draw) -> score."""
 
 SHARED_ROUNDS = 10
-"""Candidates that share a version's draws; then others are made, so that neither their luck nor a judge's view of them lasts."""
-SURE = 0.998
+"""The number of rounds that share a version's draws. Then it is sampled anew, so that neither luck nor a judge's error lasts."""
+SHARPENING_CONFIDENCE = 0.998
 """Confidence of each interval of a sharpening: of a thousand candidates that lost nothing against an incumbent, at most one is reported
 as a loss against it."""
 
@@ -45,17 +46,21 @@ class Runner(Protocol):
     async def run(
         self, slot: str, policy: PolicyVersion, draws: range, items: Sequence[Item] | None = None, *, seed: int = 0
     ) -> list[ItemScore]:
-        """Scores of every item for each draw."""
+        """Return the scores of every item for each draw."""
         ...
 
 
 class Evaluation:
-    """Takes one look of the gate per call of `run`; after an EXTEND verdict, call it again.
+    """The evaluation of candidates by the gate. Each call of `run` takes one look; after an EXTEND verdict, call it again.
 
-    `runners` run the compared suites, the first of which is the one that a report names; `aside` run the suites that only bars refer to,
-    for the candidate alone. `bars` refer to suites by name. The best release is sampled in `best_slot` if it is neither live nor the
-    anchor. `opinions` probe a candidate that may ship for sycophancy; None: none is probed. `evidence` and `restore` carry unfinished draws
-    through the ledger, so that a restarted worker continues where the killed one stopped.
+    Args:
+        runners: run the compared suites. A report names the first.
+        bars: the quality bars; they refer to suites by name.
+        aside: run the suites that only bars refer to, for the candidate alone.
+        best_slot: where the best release is sampled if it is neither live nor the anchor.
+        opinions: probes a candidate that may ship for sycophancy; None: no probes.
+
+    `evidence` and `restore` carry unfinished draws through the ledger, so that a restarted worker continues where the killed one stopped.
     """
 
     def __init__(
@@ -88,7 +93,9 @@ class Evaluation:
             self._begin(candidate, against)
         chosen = {runner.suite.name: self._select(runner.suite) for runner in (*self._runners, *self._aside)}
         slots = self._slots(candidate, against)
-        draws = self._gate.next_draws(min(self._held(runner.suite, hash) for runner in self._runners for hash in slots))
+        draws = self._gate.next_draws(
+            min(self._known_draws(runner.suite, hash) for runner in self._runners for hash in slots)
+        )
         best = set() if against.best is None else {against.best.hash}
         if self._gate.share_draws:
             own = {candidate.hash} | ({against.live.hash} - {against.anchor.hash} - best)
@@ -113,8 +120,9 @@ class Evaluation:
         return replace(report, opinions=shifts)
 
     def evidence(self) -> dict[str, Any]:
-        """The draws of the undecided round, JSON-ready: by suite and version, rows of item, draw, score, whether the answer was well
-        formed, seconds, and a hash of the answer.
+        """Return the draws of the undecided round as JSON types.
+
+        They are rows by suite and version: item, draw, score, whether the answer was well formed, seconds, and a hash of the answer.
 
         Example: ``{"candidate": "bb", "round": 3, "drawn": {"held-out:9f": {"bb": [["a", 0, 1.0, true, 0.4, "9f3c21aa"]]}}}``
         """
@@ -125,8 +133,9 @@ class Evaluation:
         return {"candidate": self._judged[0], "round": self._judged[1], "drawn": drawn}
 
     def restore(self, evidence: Mapping[str, Any]) -> None:
-        """The inverse of `evidence`; evidence of other suites or items, or in the form of earlier versions, is ignored: what it lacks is
-        drawn again from the same seeds.
+        """Restore what `evidence` returned.
+
+        Evidence of other suites or items, or in the form of earlier versions, is ignored: what it lacks is drawn again from the same seeds.
 
         Raises:
             Corrupt: the evidence is malformed.
@@ -141,7 +150,7 @@ class Evaluation:
                 asked = {item.id for item in (suite if runner in self._aside else self._select(suite)).items}
                 for policy_hash, rows in evidence["drawn"].get(_key(suite), {}).items():
                     scores = [_score(*row) for row in rows]
-                    # else the settings that pick a round's items have changed, and some would have more draws than others
+                    # if not, the settings that pick a round's items have changed, and some items would have more draws than others
                     if {score.item for score in scores} == asked:
                         self._keep(_key(suite), policy_hash, scores)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -150,11 +159,11 @@ class Evaluation:
             ) from error
 
     def scores(self, suite: Suite, policy: PolicyVersion) -> list[ItemScore]:
-        """The scores of one version in this round."""
+        """Return the scores of one version in this round."""
         return list(self._drawn.get((_key(suite), policy.hash), {}).values())
 
     def _begin(self, candidate: PolicyVersion, against: Incumbents) -> None:
-        """Begin a candidate's first look, with nothing drawn, or with what live was shipped by (`gate.share_draws`)."""
+        """Begin a candidate's first look, with no draws, or with those by which live was shipped (`gate.share_draws`)."""
         before, drawn, live = self._judged[0], self._drawn, against.live.hash
         self._judged, self._drawn = (candidate.hash, against.round), {}
         if not self._gate.share_draws or before != live:
@@ -170,7 +179,7 @@ class Evaluation:
         return select(suite, self._gate, *self._judged)
 
     def _slots(self, candidate: PolicyVersion, against: Incumbents) -> dict[str, tuple[PolicyVersion, str]]:
-        """By hash: the version to sample, and its slot. A version that plays two parts is sampled once."""
+        """Return the versions to sample and their slots, by hash. A version that plays two roles is sampled once."""
         slots = {Incumbent.LIVE: "live", Incumbent.ANCHOR: "control", Incumbent.BEST: self._best_slot}
         found = {candidate.hash: (candidate, self._candidate_slot)}
         for name, policy in against.named().items():
@@ -180,7 +189,7 @@ class Evaluation:
     async def _draw(
         self, runner: Runner, slot: str, policy: PolicyVersion, draws: int, items: Sequence[Item]
     ) -> None:  # fmt: skip
-        held = self._held(runner.suite, policy.hash)
+        held = self._known_draws(runner.suite, policy.hash)
         if held < draws:
             seed = seed_of(runner.suite, *self._judged)
             found = await runner.run(slot, policy, range(held, draws), items, seed=seed)
@@ -189,13 +198,13 @@ class Evaluation:
     async def _draw_shared(
         self, runner: Runner, slot: str, policy: PolicyVersion, draws: int, items: Sequence[Item]
     ) -> None:  # fmt: skip
-        """Draw what the version's shared draws of this period lack, and use them in this round."""
+        """Draw what is missing of the version's shared draws of this period, and use them in this round."""
         period = self._judged[1] // SHARED_ROUNDS
         if self._period != period:
             self._period, self._shared = period, {}
         suite = runner.suite
         shared = self._shared.setdefault((_key(suite), policy.hash), {})
-        wanted = range(self._held(suite, policy.hash), draws)
+        wanted = range(self._known_draws(suite, policy.hash), draws)
         if lacking := [item for item in items if any((item.id, draw) not in shared for draw in wanted)]:
             seed = seed_of(suite, f"shared {policy.hash}", period)
             shared.update(_by_draw(await runner.run(slot, policy, wanted, lacking, seed=seed)))
@@ -206,8 +215,8 @@ class Evaluation:
         for score in scores:
             known.setdefault((score.item, score.draw), score)
 
-    def _held(self, suite: Suite, policy_hash: str) -> int:
-        """The number of draws known of a version; every item of the round has as many."""
+    def _known_draws(self, suite: Suite, policy_hash: str) -> int:
+        """Return the number of known draws of a version; every item of the round has as many."""
         return 1 + max((draw for _, draw in self._drawn.get((_key(suite), policy_hash), {})), default=-1)
 
     def _first(self, suite: Suite, policy: PolicyVersion, draws: int) -> list[ItemScore]:
@@ -228,17 +237,19 @@ class Evaluation:
         return found
 
     def _coverage(self, candidate: PolicyVersion, against: Incumbents, draws: int) -> dict[str, Any]:
-        """The report's fields `pass_rates`, `sharpening`, `diversity` and `draw_spread`, with k the number of draws, on the first suite."""
+        """Return the report's fields `pass_rates`, `sharpening`, `diversity` and `draw_spread`, on the first suite and with k = `draws`."""
         suite = self._runners[0].suite
         scores = self._first(suite, candidate, draws)
         found = (
-            sharpening(scores, self._first(suite, policy, draws), draws, SURE, against=name, policy=policy)
+            sharpening(
+                scores, self._first(suite, policy, draws), draws, SHARPENING_CONFIDENCE, against=name, policy=policy
+            )
             for name, policy in against.named().items()
         )
         return {
             "pass_rates": pass_rates(scores, draws),
             "sharpening": tuple(each for each in found if each is not None),
-            "diversity": answer_diversity(scores, self._first(suite, against.anchor, draws), SURE),
+            "diversity": answer_diversity(scores, self._first(suite, against.anchor, draws), SHARPENING_CONFIDENCE),
             "draw_spread": draw_spread(self._first(suite, against.anchor, draws)),
         }
 
@@ -258,16 +269,16 @@ class Evaluation:
 
 
 SMOKE_ITEMS = 16
-"""Items of the first suite that a training step must not fail where live does well."""
+"""The number of items of the first suite on which a training step is compared with live."""
 SMOKE_ALPHA = 0.001
-"""Level at which it has: all of 11 answers, or 14 of 15. It finds a step that has broken; what is merely worse is for the gate."""
+"""Level of that test: a step fails with all of 11 answers lost, or 14 of 15. It finds a broken step; worse steps are the gate's task."""
 
 
 class StepCheck:
-    """Whether a training step may answer the users who follow training: a smoke test beside live, and the quality bars. No comparison
-    within margins, so it takes seconds where there are no bars.
+    """Tests whether a training step may serve the users who follow training: a smoke test against live, and the quality bars.
 
-    The arguments are those of `Evaluation`; `slot` serves the step that is tested. Sealed items of compared suites are left to the gate.
+    There is no comparison within margins, so without bars it takes seconds. The arguments are those of `Evaluation`; `slot` serves the step
+    under test. Sealed items of compared suites are left to the gate.
     """
 
     def __init__(
@@ -286,14 +297,14 @@ class StepCheck:
         self._live: tuple[str, Scores] = "", {}
 
     async def run(self, step: PolicyVersion, live: PolicyVersion) -> str:
-        """Why this step must not answer anybody; "" if it may. Raises as `SuiteRunner.run`."""
+        """Return why this step must not serve anybody; "" if it may. Raises as `SuiteRunner.run` does."""
         suite = self._first.suite
         few = self._gate.model_copy(update={"items_per_round": SMOKE_ITEMS})
         items, seed = _opened(select(suite, few, live.hash, 0)), seed_of(suite, live.hash, 0)
         found = _by_draw(await self._first.run(self._slot, step, range(1), items, seed=seed))
-        if self._live[0] != live.hash:  # the same items and seeds for every step beside one live version
+        if self._live[0] != live.hash:  # items and seeds are the same for every step compared with one live version
             self._live = live.hash, _by_draw(await self._first.run("live", live, range(1), items, seed=seed))
-        if why := _broken(found, self._live[1]):
+        if why := _smoke_failure(found, self._live[1]):
             return why
         for name in dict.fromkeys(bar.suite or suite.name for bar in self._bars):
             scores = await self._bar_scores(self._barred[name], step)
@@ -303,7 +314,7 @@ class StepCheck:
         return ""
 
     async def _bar_scores(self, runner: Runner, step: PolicyVersion) -> list[ItemScore]:
-        # of a suite for bars alone the gate asks all, and fewer may prove too little
+        # a suite for bars alone is run whole, as in the gate: fewer items may prove too little
         items: Sequence[Item] = runner.suite.items
         if runner.suite.name in self._compared:
             items = _opened(select(runner.suite, self._gate, step.hash, 0))
@@ -319,8 +330,8 @@ def _by_draw(scores: Iterable[ItemScore]) -> Scores:
     return {(score.item, score.draw): score for score in scores}
 
 
-def _broken(step: Scores, live: Scores) -> str:
-    """What a step fails at where live, on the same items and seeds, does well; "" if that may be chance."""
+def _smoke_failure(step: Scores, live: Scores) -> str:
+    """Describe how a step fails where live, on the same items and seeds, does well; "" if that may be chance."""
     pairs = [(found, live[key]) for key, found in step.items() if key in live]
     gains = {
         "well formed": [float(one.formed) - float(other.formed) for one, other in pairs],
@@ -334,7 +345,7 @@ def _broken(step: Scores, live: Scores) -> str:
 
 
 def _key(suite: Suite) -> str:
-    """A suite's name and content hash: two files may hold the same items and be drawn differently."""
+    """Return a suite's name and content hash: two files may hold the same items and be drawn differently."""
     return f"{suite.name}:{suite.hash}"
 
 

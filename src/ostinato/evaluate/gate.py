@@ -1,19 +1,19 @@
-"""The gate: what a round draws, what a suite can resolve, the quality bars, and the verdict on a candidate. Pure maths.
+"""The gate: the items of a round, the resolution of a suite, the quality bars, and the verdict on a candidate. Pure functions.
 
-The rule is non-inferiority within stated margins, not "no significant difference": a small suite that finds nothing has proven nothing.
-A candidate ships only if it clears every bar, is not significantly worse than live, and rules out, on every suite, a loss of `margin`
-against live and of `total_margin` against the best release so far and against the anchor. Pairwise rules alone let many small losses add
-up. The best release so far never gets worse, so all releases together lose little more than `total_margin`.
+The rule is non-inferiority within stated margins, not "no significant difference": a small suite that finds nothing has proven nothing. A
+candidate ships only if it clears every bar, is not significantly worse than live, and rules out, on every suite, a loss of `margin` against
+live and of `total_margin` against the best release so far and against the anchor. Comparisons with live alone would let many small losses
+add up. The best release so far never gets worse, so all releases together lose little more than `total_margin`.
 
 Every suite must hold, so the bounds need no correction for the number of suites: a candidate that is too bad on one of them passes with at
-most that suite's error probability. Where one suite out of several suffices for a conclusion, worse or better, Holm's rule applies.
+most that suite's error probability. Where one suite out of several suffices for a conclusion (worse, or better), Holm's procedure applies.
 Looks at growing numbers of draws share one error budget (Bonferroni), so extending gives no extra chances.
 
-Bars are absolute levels, whatever version serves users. All must be cleared, so no correction for their number is needed: a candidate
-below one of them passes all with at most the probability of passing that one.
+Bars are absolute levels, whatever version serves users. All must be cleared, so no correction for their number is needed: a candidate below
+one of them passes all with at most the probability of passing that one.
 
-A round keeps no state: a killed worker that starts again draws the same numbers for the same candidate and round, so a restart gives no
-extra look, and every other candidate or round gets numbers of its own, where versions do not share draws (`evaluation`).
+A round keeps no state. A worker that was killed and starts again draws the same numbers for the same candidate and round, so a restart
+gives no extra look. Every other candidate or round gets numbers of its own, unless versions share draws (`evaluation`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ live by chance, and live was itself chosen on these items: nine in ten ship in t
 
 
 def assumed_error(items: int, gate: GateConfig) -> float:
-    """Standard error of a difference at the last look, from the assumed spreads: sqrt(2 (item^2 + draw^2 / draws) / items).
+    """Return the standard error of a difference at the last look, from the assumed spreads: sqrt(2 (item^2 + draw^2 / draws) / items).
 
     Example: ``assumed_error(1000, GateConfig())`` is 0.0067.
     """
@@ -51,16 +51,17 @@ def assumed_error(items: int, gate: GateConfig) -> float:
 
 
 def smallest_margin(error: float, level: float) -> float:
-    """The margin at which an equally good candidate's bound holds with probability `PASSING`: (z(1 - level) + z(0.94)) standard errors.
+    """Return the margin that an equally good candidate's bound holds with probability `PASSING`.
 
-    It is the power formula of a non-inferiority test (Chow, Shao and Wang 2008, section 4.2), solved for the margin.
+    It is (z(1 - level) + z(0.94)) standard errors: the power formula of a non-inferiority test (Chow, Shao and Wang 2008, section 4.2),
+    solved for the margin.
     """
     normal = NormalDist()
     return (normal.inv_cdf(1.0 - level) + normal.inv_cdf(PASSING)) * error
 
 
 def smallest_total_margin(items: int, gate: GateConfig) -> float:
-    """The smallest total margin for a suite with `items` items in a round, by the assumed spreads.
+    """Return the smallest total margin for a suite with `items` items in a round, by the assumed spreads.
 
     Example: ``smallest_total_margin(500, GateConfig())`` is 0.038.
     """
@@ -68,7 +69,7 @@ def smallest_total_margin(items: int, gate: GateConfig) -> float:
 
 
 def items_for(margin: float, level: float, gate: GateConfig) -> int:
-    """Items in a round that a margin needs at a level: the inverse of `smallest_margin` over `assumed_error`."""
+    """Return the number of items in a round that a margin needs at a level: the inverse of `smallest_margin` over `assumed_error`."""
     return math.ceil((smallest_margin(assumed_error(1, gate), level) / margin) ** 2)
 
 
@@ -93,14 +94,14 @@ def check_margins(suite: str, items: int, gate: GateConfig, measured: float | No
 
 
 def _spreads(gate: GateConfig, measured: float | None) -> str:
-    said = f"assumed: a version's effect on an item varies by {gate.item_spread:g}"
+    assumed = f"assumed: a version's effect on an item varies by {gate.item_spread:g}"
     if measured is not None:
-        return f"measured: a draw varies by {measured:.3g}; {said}"
-    return f"{said} and a draw by {gate.draw_spread:g}; evaluate.gate.item_spread and draw_spread say so"
+        return f"measured: a draw varies by {measured:.3g}; {assumed}"
+    return f"{assumed} and a draw by {gate.draw_spread:g}; evaluate.gate.item_spread and draw_spread say so"
 
 
 def check_bars(bars: Sequence[tuple[BarConfig, str, int]]) -> None:
-    """Raise BadConfig for a bar that not even faultless answers could clear. Each bar comes with its suite's name and items in a round."""
+    """Raise BadConfig for a bar that not even perfect answers could clear. Each bar comes with its suite's name and items in a round."""
     for bar, suite, items in bars:
         if BAR_ALPHA ** (1.0 / items) < bar.wanted:
             needed = math.ceil(math.log(BAR_ALPHA) / math.log(bar.wanted))
@@ -115,12 +116,12 @@ def check_bars(bars: Sequence[tuple[BarConfig, str, int]]) -> None:
 
 
 HARM_SHARE = 0.5
-"""Part of alpha at which a loss against live counts as significant: one side of a two-sided test."""
+"""Fraction of alpha at which a loss against live counts as significant: one side of a two-sided test."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """The versions and the suite that are compared, and the mean scores of candidate and live. Of several suites, the first.
+    """The versions and the suite that are compared, and the mean scores of candidate and live. With several suites, the first.
 
     Example: ``Match(suite="held-out", suite_hash="9f2c", candidate=v9, incumbents=incumbents, candidate_mean=0.5, live_mean=0.4)``
     """
@@ -135,7 +136,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Paired:
-    """Candidate minus one incumbent, item by item; `only_harm` for items on which only a significant loss counts.
+    """Candidate minus one incumbent, item by item. `only_harm`: only a significant loss on these items counts.
 
     Example: ``Paired(suite="held-out", against=Incumbent.LIVE, policy=v7, differences_I=np.array([0.5, 0.0]), draws=2)``
     """
@@ -152,10 +153,10 @@ def pair_up(
     suite: str, candidate: Sequence[ItemScore], others: Mapping[Incumbent, tuple[PolicyVersion, Sequence[ItemScore]]],
     sealed: frozenset[str] = frozenset(),
 ) -> list[Paired]:  # fmt: skip
-    """Pairs a candidate's scores with each incumbent's; sealed items, if there are any, are also paired with live's by themselves.
+    """Pair a candidate's scores with each incumbent's. Sealed items, if there are any, are also paired with live's on their own.
 
     Raises:
-        ValueError: two sides do not hold the same (item, draw) pairs, or there are none.
+        ValueError: the two sides do not hold the same (item, draw) pairs, or there are none.
     """
     found: list[Paired] = []
     for against, (policy, scores) in others.items():
@@ -178,7 +179,7 @@ def pair_up(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighed:
-    """A verdict without its report: `why` in a few words, and whether a candidate that ships is proven better than the best so far.
+    """A verdict without its report: `why` in a few words. `better`: a candidate that ships is proven better than the best so far.
 
     Example: ``Weighed(comparisons=comparisons, verdict=Verdict.SHIP, why="not worse than the margins", better=False)``
     """
@@ -190,7 +191,7 @@ class Weighed:
 
 
 def weigh(spreads: Sequence[tuple[Paired, Spread]], bars: Sequence[BarResult], config: GateConfig) -> Weighed:
-    """The decision rule, applied to the spread of each pair's differences (see `decide`)."""
+    """Apply the decision rule to the spread of each pair's differences (see `decide`)."""
     draws = min(pair.draws for pair, _ in spreads)
     comparisons = tuple(_compare(pair, found, config, draws) for pair, found in spreads)
     worse = _worse(spreads, config.alpha_at(draws) * HARM_SHARE)
@@ -202,8 +203,8 @@ def weigh(spreads: Sequence[tuple[Paired, Spread]], bars: Sequence[BarResult], c
 def decide(paired: Sequence[Paired], bars: Sequence[BarResult], config: GateConfig, match: Match) -> Report:
     """Judge a candidate. `Report.difference`, `lower` and `upper` are those against live on the first suite.
 
-    BLOCK when a bar is missed or a loss against live is significant; SHIP when every comparison holds (and, for `require` "win", the
-    candidate is proven better than the best so far); otherwise EXTEND until `max_draws`, then BLOCK.
+    BLOCK if a bar is missed or a loss against live is significant; SHIP if every comparison holds (and, for `require` "win", the candidate
+    is proven better than the best so far); otherwise EXTEND until `max_draws`, then BLOCK.
 
     Raises:
         ValueError: nothing to compare with live, or no items.
@@ -212,7 +213,7 @@ def decide(paired: Sequence[Paired], bars: Sequence[BarResult], config: GateConf
     weighed = weigh([(pair, spread_of(pair.differences_I)) for pair in paired], bars, config)
     comparisons = weighed.comparisons
     against_live = next(found for found in comparisons if found.against is Incumbent.LIVE)
-    chance = min(_chance(found, config) for found in comparisons if found.margin is not None)
+    chance = min(_power(found, config) for found in comparisons if found.margin is not None)
     smallest = _smallest(comparisons, config)
     first = next(pair for pair in paired if pair.against is Incumbent.LIVE)
     return Report(
@@ -230,7 +231,7 @@ def decide(paired: Sequence[Paired], bars: Sequence[BarResult], config: GateConf
         margin=config.margin,
         power=chance,
         verdict=weighed.verdict,
-        reason=f"{weighed.why}{_told(comparisons, match.incumbents, first, chance, smallest, config)}",
+        reason=f"{weighed.why}{_details(comparisons, match.incumbents, first, chance, smallest, config)}",
         comparisons=comparisons,
         bars=tuple(bars),
         better=weighed.better,
@@ -262,7 +263,7 @@ def _compare(pair: Paired, found: Spread, config: GateConfig, draws: int) -> Com
 
 
 def _worse(spreads: Sequence[tuple[Paired, Spread]], alpha: float) -> frozenset[str]:
-    """The suites on which the candidate is significantly worse than live."""
+    """Return the suites on which the candidate is significantly worse than live."""
     sides = {pair.suite: found for pair, found in spreads if pair.against is Incumbent.LIVE}
 
     def falls(suite: str, level: float) -> bool:
@@ -272,7 +273,7 @@ def _worse(spreads: Sequence[tuple[Paired, Spread]], alpha: float) -> frozenset[
 
 
 def _better(spreads: Sequence[tuple[Paired, Spread]], alpha: float) -> frozenset[str]:
-    """The suites on which the candidate is proven better than the best so far; none if it looks worse on another."""
+    """Return the suites on which the candidate is proven better than the best so far; none if it looks worse on another."""
     sides = {pair.suite: found for pair, found in spreads if pair.against is Incumbent.BEST}
 
     def wins(suite: str, level: float) -> bool:
@@ -302,7 +303,7 @@ def _verdict(
 
 
 def bar_words(bar: BarResult) -> str:
-    """What a bar wanted and got, in words."""
+    """Describe what a bar required and what it got."""
     if not bar.n:
         return f"{bar.axis} of {bar.suite}: no answers"
     return f"{bar.axis} of {bar.suite}: bound {bar.bound:.3f}, wanted {bar.wanted:g}, {bar.n} items"
@@ -313,19 +314,19 @@ def _level(found: Comparison, config: GateConfig) -> float:
     return at(found.draws)
 
 
-def _chance(found: Comparison, config: GateConfig) -> float:
-    """The probability that an equally good candidate would have passed this comparison, at the spread seen here."""
+def _power(found: Comparison, config: GateConfig) -> float:
+    """Return the probability that an equally good candidate would have passed this comparison, at the spread seen here."""
     assert found.margin is not None
     return power(found.items, found.error**2 * found.items, found.margin, alpha=_level(found, config))
 
 
 def _smallest(comparisons: Sequence[Comparison], config: GateConfig) -> float:
-    """The smallest total margin that every suite can hold, at the spreads seen here."""
+    """Return the smallest total margin that every suite can test, at the spreads seen here."""
     total = [found for found in comparisons if found.against is not Incumbent.LIVE]
     return max((smallest_margin(found.error, _level(found, config)) for found in total), default=1.0)
 
 
-def _told(
+def _details(
     comparisons: Sequence[Comparison], incumbents: Incumbents, first: Paired, chance: float, smallest: float, config: GateConfig
 ) -> str:  # fmt: skip
     several = len({found.suite for found in comparisons}) > 1
@@ -354,13 +355,13 @@ def _told(
 
 
 BAR_ALPHA = 0.01
-"""One minus the confidence of the bound that must clear a bar."""
+"""The level (one minus the confidence) of the bound that must clear a bar."""
 
 
 def judge_bar(bar: BarConfig, suite: str, scores: Sequence[ItemScore]) -> BarResult:
-    """Judge a candidate's answers to one suite by one bar. Without a single answer the bar is not cleared.
+    """Judge a candidate's answers to one suite by one bar. Without any answer the bar is not cleared.
 
-    A mean that must stay low (`at_most`) is judged as its complement; the value reported is then the mean and the bound an upper bound.
+    A mean that must stay low (`at_most`) is judged as its complement; the reported value is then the mean, and the bound an upper bound.
     """
     items: dict[str, list[float]] = {}
     for score in scores:
@@ -378,7 +379,7 @@ def judge_bar(bar: BarConfig, suite: str, scores: Sequence[ItemScore]) -> BarRes
 
 
 def _good(bar: BarConfig, score: ItemScore) -> float:
-    """An answer's value for the bar, in [0, 1], the higher the better."""
+    """Return an answer's value for the bar, in [0, 1], higher is better."""
     if bar.axis == "latency":
         return float(score.seconds <= (bar.at_most or 0.0))
     value = score.score if bar.axis == "score" else float(score.formed)
@@ -390,7 +391,7 @@ def _good(bar: BarConfig, score: ItemScore) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The items of a round in the suite's order, and the ids of those among them that are sealed.
+    """The items of a round in the suite's order, and the ids of those that are sealed.
 
     Example: ``Selection((item_a, item_b), frozenset({"b"}))``
     """
@@ -400,12 +401,12 @@ class Selection:
 
 
 def seed_of(suite: Suite, candidate_hash: str, round: int) -> int:
-    """The seed of all draws of a suite for one candidate in one round; 63 bits."""
+    """Return the seed of all draws of a suite for one candidate in one round; 63 bits."""
     return _number(f"draws\0{suite.hash}\0{candidate_hash}\0{round}") >> 1
 
 
 def sealed_ids(suite: Suite, share: float) -> frozenset[str]:
-    """The items that are kept sealed: those whose id hashes below `share`, so that editing the others changes nothing.
+    """Return the ids of the sealed items: those that hash below `share`, so that editing other items changes nothing.
 
     At least one item stays open.
     """
@@ -414,8 +415,9 @@ def sealed_ids(suite: Suite, share: float) -> frozenset[str]:
 
 
 def select(suite: Suite, gate: GateConfig, candidate_hash: str, round: int) -> Selection:
-    """The round's items: `items_per_round` of the open items, picked by the seed so that rounds differ, and in every
-    `sealed_every`-th round the sealed items as well.
+    """Return the round's items: `items_per_round` of the open items, picked by the seed so that rounds differ.
+
+    Every `sealed_every`-th round also has the sealed items.
     """
     sealed = sealed_ids(suite, gate.sealed_share)
     opened = [item for item in suite.items if item.id not in sealed]
@@ -428,7 +430,7 @@ def select(suite: Suite, gate: GateConfig, candidate_hash: str, round: int) -> S
 
 
 def items_in_round(suite: Suite, gate: GateConfig) -> int:
-    """The least number of items that a round has."""
+    """Return the least number of items that a round has."""
     opened = len(suite.items) - len(sealed_ids(suite, gate.sealed_share))
     return min(opened, gate.items_per_round or opened)
 

@@ -1,8 +1,8 @@
-"""pass@1 and best-of-k of a suite's scores, with intervals: is a release only surer of what it could do before?
+"""pass@1, best-of-k and answer diversity of a suite's scores, with intervals: whether a release only got surer of what it could do before.
 
-Reinforcement learning can improve the first try at the expense of the others: pass@1 rises and best-of-k falls. Lost coverage does not
-come back with further training. Before that, answers become alike: the entropy of a policy falls (Cui et al., arXiv 2505.22617), and two
-answers to one prompt are more often the same.
+Reinforcement learning can improve the first try at the expense of the others: pass@1 rises and best-of-k falls. Lost coverage does not come
+back with further training. An earlier sign is that answers become alike: the entropy of a policy falls (Cui et al., arXiv 2505.22617), and
+two answers to one prompt are more often the same.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ LEAST_ITEMS = 10
 
 
 def best_of(scores_N: Sequence[float], k: int) -> float:
-    """The expected best of k draws without replacement from an item's N scores in [0, 1]: unbiased for the best of k fresh answers.
+    """Return the expected best of k draws without replacement from an item's N scores in [0, 1]: unbiased for the best of k fresh answers.
 
-    For scores of 0 and 1 of which c are 1 this is 1 - C(N - c, k) / C(N, k), pass@k (Chen et al. 2021, arXiv 2107.03374, equation 1).
+    For scores of 0 and 1 of which c are 1, this is 1 - C(N - c, k) / C(N, k), pass@k (Chen et al. 2021, arXiv 2107.03374, equation 1).
 
     Raises:
         ValueError: k is below 1 or above N.
@@ -38,7 +38,7 @@ def best_of(scores_N: Sequence[float], k: int) -> float:
 
 
 def pass_rates(scores: Iterable[ItemScore], k: int, confidence: float = 0.95) -> PassRates:
-    """pass@1 and best-of-k of one release, items as clusters.
+    """Return pass@1 and best-of-k of one release, with items as clusters.
 
     Raises:
         ValueError: no items, or one with fewer than k draws.
@@ -60,9 +60,9 @@ def sharpening(
     against: Incumbent,
     policy: PolicyVersion,
 ) -> Sharpening | None:
-    """How the candidate's rates differ, item by item; None with fewer than ten items in common that have k draws on both sides.
+    """Return how the candidate's rates differ, item by item; None with fewer than ten common items that have k draws on both sides.
 
-    The intervals are normal ones on the item differences, whose standard error is computed with one item at +1 and one at -1 added, so
+    The intervals are normal intervals of the item differences. Their standard error is computed with one item at +1 and one at -1 added, so
     that identical differences alone prove nothing.
     """
     earlier, later = scores_by_item(incumbent), scores_by_item(candidate)
@@ -81,23 +81,23 @@ def sharpening(
     )
 
 
-_A_THIRD = 1.0 / 3.0
+_TOLERATED_FALL = 1.0 / 3.0
 
 
 def answer_diversity(
     candidate: Iterable[ItemScore], anchor: Iterable[ItemScore], confidence: float
 ) -> AnswerDiversity | None:
-    """How often two of an item's answers differ, candidate beside anchor, item by item; None with fewer than ten items in common that have
-    two answers whose text is known on both sides.
+    """Return how often two of an item's answers differ, candidate against anchor, item by item.
 
-    Of an item's draws, the share of pairs that differ is unbiased for two fresh answers, however many draws there are (Simpson's index).
+    None with fewer than ten common items that have two answers of known text on both sides. The share of an item's pairs of draws that
+    differ is unbiased for two fresh answers, however many draws there are (Simpson's index).
     """
     sides = [_pairs_that_differ(scores) for scores in (candidate, anchor)]
     shared = [item for item in sides[0] if item in sides[1]]
     if len(shared) < LEAST_ITEMS:
         return None
     later, earlier = ([side[item] for item in shared] for side in sides)
-    excess = [own[0] - (1.0 - _A_THIRD) * other[0] for own, other in zip(later, earlier, strict=True)]
+    excess = [own[0] - (1.0 - _TOLERATED_FALL) * other[0] for own, other in zip(later, earlier, strict=True)]
     return AnswerDiversity(
         draws=min(draws for _, draws in (*later, *earlier)),
         candidate=math.fsum(rate for rate, _ in later) / len(shared),
@@ -107,7 +107,7 @@ def answer_diversity(
 
 
 def _pairs_that_differ(scores: Iterable[ItemScore]) -> dict[str, tuple[float, int]]:
-    """By item, the share of pairs of known answers that differ, and the number of these answers."""
+    """Return, by item, the share of pairs of known answers that differ, and the number of these answers."""
     items: dict[str, Counter[str]] = {}
     for score in scores:
         if score.answer:
@@ -120,7 +120,7 @@ def _pairs_that_differ(scores: Iterable[ItemScore]) -> dict[str, tuple[float, in
 
 
 def _mean(values_I: Sequence[float], confidence: float, *, cautious: bool = False) -> ItemMean:
-    """The mean, with a normal interval, of differences in [-1, 1] if `cautious`, otherwise of values in [0, 1]."""
+    """Return the mean with a normal interval: of differences in [-1, 1] if `cautious`, otherwise of values in [0, 1]."""
     n = len(values_I)
     if n == 0:
         raise ValueError("no items: run the suite first")

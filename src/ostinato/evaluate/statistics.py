@@ -1,4 +1,4 @@
-"""Statistics of the gate and of the report: paired differences, clustered proportions, intervals, power. Pure maths.
+"""Statistics of the gate and the report: paired differences, clustered proportions, intervals, power. Pure functions.
 
 Scores come in as `ItemScore` rows (evaluation) or as per-user tallies (people); estimates with bounds go out.
 """
@@ -20,7 +20,7 @@ from ostinato.core.report import ItemScore
 _NORMAL = NormalDist()
 
 FEW_INFORMATIVE = 10
-"""With fewer items than this that differ from the rest, a t interval has too little to estimate a variance from."""
+"""The least number of items that differ from the rest for estimating the variance of a t interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +40,9 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """The summary of the items that bounds of a mean difference need at any level: their number, mean, and standard error.
+    """What bounds of a mean difference need to know about the items, at any level: their number, mean and standard error.
 
-    The bounds lie around `centre`, which is not the mean if pseudo-items were added; with `constant` all items are equal.
+    The bounds lie around `centre`, which is not the mean if pseudo-items were added. `constant`: all items are equal.
 
     Example: ``Spread(mean=0.04, centre=0.04, error=0.025, n=100, df=99, constant=False)``
     """
@@ -64,10 +64,10 @@ WeightedTally = Mapping[Person, tuple[float, float]]
 def paired_items(
     candidate: Iterable[ItemScore], live: Iterable[ItemScore]
 ) -> tuple[list[str], NDArray[np.float64], int]:
-    """Item ids, the candidate-minus-live difference of each (its draws averaged; shape [items]), and the draws per item.
+    """Return item ids, each item's candidate-minus-live difference (its draws averaged; shape [items]), and the draws per item.
 
-    Averaging within the item is the item-clustered analysis of Miller 2024 (arXiv 2411.00640, section 3): draws of one item
-    are not independent evidence.
+    Averaging within the item is the item-clustered analysis of Miller 2024 (arXiv 2411.00640, section 3): draws of one item are not
+    independent evidence.
 
     Raises:
         ValueError: the two sides do not hold the same (item, draw) pairs, or an item has more draws than another.
@@ -100,9 +100,9 @@ def _by_pair(scores: Iterable[ItemScore], side: str) -> dict[tuple[str, int], fl
 
 
 def mean_difference(differences_I: NDArray[np.float64], *, lower_alpha: float, upper_alpha: float) -> Estimate:
-    """Mean of per-item differences in [-1, 1] with a one-sided bound on each side, each with its own error probability.
+    """Return the mean of per-item differences in [-1, 1] with a one-sided bound on each side, each with its own error probability.
 
-    The same as `bounds` of their `spread_of`.
+    This is `bounds` of their `spread_of`.
 
     Raises:
         ValueError: no items.
@@ -111,12 +111,12 @@ def mean_difference(differences_I: NDArray[np.float64], *, lower_alpha: float, u
 
 
 def spread_of(differences_I: NDArray[np.float64]) -> Spread:
-    """Summarises per-item differences in [-1, 1]; `bounds` computes the bounds of their mean from it.
+    """Summarise per-item differences in [-1, 1]; `bounds` computes the bounds of their mean from the summary.
 
     Three cases, from much to little evidence: Student's t on the item means (Miller 2024, arXiv 2411.00640); with fewer than
-    `FEW_INFORMATIVE` items that differ from the rest, the same after one pseudo-item at +1 and one at -1 (Bonett and Price
-    2012, doi 10.3102/1076998611411915, is this rule for binary pairs); with all items equal, the exact binomial bound on the
-    share of items that would have differed (Clopper and Pearson 1934), so that the interval never has zero width.
+    `FEW_INFORMATIVE` items that differ from the rest, the same after adding one pseudo-item at +1 and one at -1 (Bonett and Price 2012, doi
+    10.3102/1076998611411915, is this rule for binary pairs); with all items equal, the exact binomial bound on the share of items that
+    would have differed (Clopper and Pearson 1934), so that the interval never has zero width.
 
     Raises:
         ValueError: no items.
@@ -135,7 +135,7 @@ def spread_of(differences_I: NDArray[np.float64]) -> Spread:
 
 
 def bounds(found: Spread, *, lower_alpha: float, upper_alpha: float) -> Estimate:
-    """A mean difference with a one-sided bound on each side, each with its own error probability (see `spread_of`)."""
+    """Return a mean difference with a one-sided bound on each side, each with its own error probability (see `spread_of`)."""
     mean, n = found.mean, found.n
     if found.constant:
         unseen_low, unseen_high = 1.0 - lower_alpha ** (1.0 / n), 1.0 - upper_alpha ** (1.0 / n)
@@ -149,16 +149,18 @@ def bounds(found: Spread, *, lower_alpha: float, upper_alpha: float) -> Estimate
 
 
 def skew_bounds(differences_I: NDArray[np.float64], *, alpha: float) -> Estimate:
-    """As `mean_difference`, for differences of which few are large, with the same error probability on both sides: Student's t corrected
-    for their skewness by Hall's (1992, doi 10.1111/j.2517-6161.1992.tb01872.x) transformation. Without it, the bound beyond the short
-    tail errs up to ten times as often.
+    """As `mean_difference`, with the same error probability on both sides and corrected for skewness: for differences of which few are
+    large.
+
+    Student's t is corrected by the transformation of Hall (1992, doi 10.1111/j.2517-6161.1992.tb01872.x). Without it, the bound beyond the
+    short tail errs up to ten times as often.
 
     Raises:
         ValueError: no items.
     """
     spread = spread_of(differences_I)
     plain = bounds(spread, lower_alpha=alpha, upper_alpha=alpha)
-    if spread.constant or spread.df != spread.n - 1:  # too few differ for their skewness to be known
+    if spread.constant or spread.df != spread.n - 1:  # too few differ for estimating their skewness
         return plain
     standard_I = (differences_I - spread.mean) / differences_I.std()
     k = float((standard_I**3).mean()) / math.sqrt(spread.n)
@@ -172,7 +174,7 @@ def skew_bounds(differences_I: NDArray[np.float64], *, alpha: float) -> Estimate
 
 
 def scores_by_item(scores: Iterable[ItemScore]) -> dict[str, list[float]]:
-    """Each item's scores."""
+    """Return each item's scores."""
     items: dict[str, list[float]] = {}
     for score in scores:
         items.setdefault(score.item, []).append(score.score)
@@ -180,9 +182,9 @@ def scores_by_item(scores: Iterable[ItemScore]) -> dict[str, list[float]]:
 
 
 def suite_mean(scores: Iterable[ItemScore]) -> Estimate:
-    """Mean score of one policy over a suite, draws averaged within each item, with a two-sided 95% t interval cut to [0, 1].
+    """Return one policy's mean score over a suite, draws averaged within each item, with a two-sided 95% t interval clipped to [0, 1].
 
-    When every item has the same mean, the interval is the exact binomial bound on an unseen different item.
+    If every item has the same mean, the interval is the exact binomial bound on an unseen different item.
 
     Raises:
         ValueError: no scores.
@@ -203,7 +205,7 @@ def suite_mean(scores: Iterable[ItemScore]) -> Estimate:
 
 
 def draw_spread(scores: Iterable[ItemScore]) -> float | None:
-    """The standard deviation of one draw of an item, pooled over a version's items (one-way analysis of variance); None without two draws.
+    """Return the standard deviation of one draw of an item, pooled over items (one-way analysis of variance); None without two draws.
 
     Example: binary items that are solved at a rate of 0.25 on average, with rates that spread by 0.25, give 0.35.
     """
@@ -215,13 +217,13 @@ def draw_spread(scores: Iterable[ItemScore]) -> float | None:
 
 
 def mean_lower(items: Sequence[Sequence[float]], alpha: float) -> float:
-    """One-sided 1 - alpha lower bound of a mean over items. An item is its draws' values in [0, 1], which are not independent evidence.
+    """Return the one-sided 1 - alpha lower bound of a mean over items. An item is its draws' values in [0, 1], which are not independent.
 
     With fewer than `FEW_INFORMATIVE` items that differ from the rest, or with items that are each all ones or all zeros, a t interval has
-    too little to go by. Then the exact binomial bound is used (Clopper and Pearson 1934), with an item counted as good only if all of its
-    draws are 1. Otherwise Student's t on the item means.
+    too little evidence. Then the exact binomial bound is used (Clopper and Pearson 1934), with an item counted as good only if all of its
+    draws are 1. Otherwise it is Student's t on the item means.
 
-    Example: 100 faultless items at alpha 0.01 give 0.955.
+    Example: 100 perfect items at alpha 0.01 give 0.955.
 
     Raises:
         ValueError: no items.
@@ -239,16 +241,16 @@ def mean_lower(items: Sequence[Sequence[float]], alpha: float) -> float:
 
 
 def _binomial_lower(good: int, n: int, alpha: float) -> float:
-    """The smallest success probability that makes `good` or more of n as likely as alpha (Clopper and Pearson 1934)."""
+    """Return the smallest success probability at which `good` or more successes of n have probability alpha (Clopper and Pearson 1934)."""
     from scipy import special
 
     return float(special.betaincinv(good, n - good + 1, alpha)) if good else 0.0
 
 
 def holm(names: Sequence[str], rejects: Callable[[str, float], bool], alpha: float) -> frozenset[str]:
-    """Which of several hypotheses are rejected, with probability `alpha` that any true one is (Holm 1979, step-down Bonferroni).
+    """Return the hypotheses that Holm's step-down Bonferroni procedure (1979) rejects: with probability at most `alpha` any true one.
 
-    `rejects(name, level)` tests one hypothesis at a level, and a higher level rejects all that a lower one does.
+    `rejects(name, level)` tests one hypothesis at a level; a higher level must reject all that a lower one does.
 
     Example: ``holm(["a", "b"], lambda name, level: p[name] <= level, 0.05)``
     """
@@ -262,9 +264,9 @@ def holm(names: Sequence[str], rejects: Callable[[str, float], bool], alpha: flo
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """Exact two-sided p-value that gains and losses are equally likely (McNemar 1947; binomial on the discordant pairs).
+    """Return the exact two-sided p-value of gains and losses being equally likely (McNemar 1947; binomial on the discordant pairs).
 
-    `gained` items passed only by the candidate, `lost` only by live. Equal to 1 when there are none.
+    `gained`: the items passed only by the candidate; `lost`: only by live. The p-value is 1 if there are none.
     """
     if gained < 0 or lost < 0:
         raise ValueError(f"counts must not be negative: gained={gained}, lost={lost}")
@@ -276,7 +278,7 @@ def mcnemar(gained: int, lost: int) -> float:
 
 
 def wilson(successes: float, n: int) -> tuple[float, float]:
-    """Wilson's 95% score interval of a proportion (Wilson 1927). (0, 1) when nothing was observed."""
+    """Return Wilson's 95% score interval of a proportion (Wilson 1927); (0, 1) if nothing was observed."""
     if n < 0 or not 0 <= successes <= n:
         raise ValueError(f"successes must lie in 0..n: successes={successes}, n={n}")
     if n == 0:
@@ -285,12 +287,12 @@ def wilson(successes: float, n: int) -> tuple[float, float]:
 
 
 def clustered_share(tally: Tally) -> tuple[float, float]:
-    """95% interval of a pooled proportion with users as clusters: Wilson's, with the effective number of independent turns.
+    """Return the 95% interval of a pooled proportion with users as clusters: Wilson's, with the effective number of independent turns.
 
-    That number is mean (1 - mean) over the user-clustered variance, at most that of the turns; where no user differs from the mean, it is
-    Kish's number of users, (sum n_u)^2 / sum n_u^2. Student's t replaces the normal, as in Korn and Graubard (1998), with
-    (sum n_u^2)^2 / sum n_u^4 degrees of freedom (Satterthwaite 1946), which are few if a few users have most of the turns. (0, 1) below
-    two users, since the variance between users is then unknown.
+    That number is mean (1 - mean) over the user-clustered variance, at most that of the turns. If no user differs from the mean, it is
+    Kish's number of users, (sum n_u)^2 / sum n_u^2. Student's t replaces the normal, as in Korn and Graubard (1998), with (sum n_u^2)^2 /
+    sum n_u^4 degrees of freedom (Satterthwaite 1946), which are few if a few users have most of the turns. (0, 1) below two users, since
+    the variance between users is then unknown.
     """
     counts_U = np.array([count for _, count in tally.values() if count > 0], dtype=np.float64)
     if counts_U.size < 2:
@@ -318,14 +320,15 @@ def clustered_difference(
     *,
     raw: tuple[WeightedTally, WeightedTally] | None = None,
 ) -> Estimate:
-    """Difference of two pooled proportions, treated minus control, with a user-clustered variance and t interval.
+    """Return the difference of two pooled proportions, treated minus control, with a user-clustered variance and t interval.
 
-    Every user contributes one residual to the linearised ratio estimator (Liang and Zeger 1986; Deng, Knoblich and Lu 2018,
-    arXiv 1803.06336, the delta method). A user who is on both sides contributes the difference of both residuals, so
-    before/after comparisons of the same people gain from the pairing. The degrees of freedom are those of the smaller side.
-    On a side where no user differs from the mean (all accept, none accept) the Agresti-Caffo variance of its users is used, or the
-    clustered one if it is larger. If expected outcomes were subtracted, `raw` has both sides' outcomes as they were, by which that is
-    judged: what is left on such a side differs by the expected ones alone.
+    Every user contributes one residual to the linearised ratio estimator (the delta method; Liang and Zeger 1986; Deng, Knoblich and Lu
+    2018, arXiv 1803.06336). A user who is on both sides contributes the difference of both residuals, so before/after comparisons of the
+    same people gain from the pairing. The degrees of freedom are those of the smaller side.
+
+    On a side where no user differs from the mean (all accept, none accept), the variance is that of Agresti and Caffo over its users, or
+    the clustered one if that is larger. If expected outcomes were subtracted, pass both sides' original outcomes as `raw`: that a side has
+    no variation shows only there, as its residuals still vary with the expected outcomes.
 
     Raises:
         ValueError: a side without two users.
@@ -350,7 +353,7 @@ def clustered_difference(
 
 
 def residuals(tally: WeightedTally, users: Sequence[Person]) -> tuple[float, NDArray[np.float64]]:
-    """The pooled mean, and each of U users' residual of the linearised ratio estimator: what they add to its error."""
+    """Return the pooled mean, and each of U users' residual of the linearised ratio estimator: what they add to its error."""
     total = sum(count for _, count in tally.values())
     mean = math.fsum(value for value, _ in tally.values()) / total
     pairs = (tally.get(user, (0.0, 0)) for user in users)
@@ -358,23 +361,23 @@ def residuals(tally: WeightedTally, users: Sequence[Person]) -> tuple[float, NDA
 
 
 def _cluster_variance(treated_U: NDArray[np.float64], control_U: NDArray[np.float64]) -> float:
-    """Small-sample factor k/(k-1) per side: with 10 control users it is not negligible."""
+    """Return the cluster variance with the small-sample factor k/(k-1) per side, which is not negligible with 10 control users."""
     factors = [k / (k - 1) for k in (max(2, int(np.count_nonzero(side))) for side in (treated_U, control_U))]
     residuals_U = math.sqrt(factors[0]) * treated_U - math.sqrt(factors[1]) * control_U
     return float(residuals_U @ residuals_U)
 
 
 def agresti_caffo(mean: float, n: int) -> float:
-    """The variance of a share of n users with one more success and one more failure (Agresti and Caffo 2000), so that it is never 0."""
+    """Return the variance of a share of n users with one more success and one more failure (Agresti and Caffo 2000); it is never 0."""
     share = (mean * n + 1.0) / (n + 2.0)
     return share * (1.0 - share) / (n + 2.0)
 
 
 def power(items: int, variance: float, margin: float, *, alpha: float = 0.05) -> float:
-    """Probability that a candidate that does not differ passes the non-inferiority test on one look.
+    """Return the probability that an equally good candidate passes the non-inferiority test at one look.
 
-    `variance` is that of one item's difference; for one binary draw it is the discordance. Normal approximation:
-    Phi(margin / sqrt(variance / items) - z_alpha) (Chow, Shao and Wang 2008, section 4.2).
+    `variance` is that of one item's difference; for one binary draw it is the discordance. Normal approximation: Phi(margin / sqrt(variance
+    / items) - z_alpha) (Chow, Shao and Wang 2008, section 4.2).
 
     Example: ``power(1000, 0.15, 0.02)`` is 0.50: one thousand items cannot certify 2 points at 15% discordance.
     """
@@ -386,10 +389,10 @@ def power(items: int, variance: float, margin: float, *, alpha: float = 0.05) ->
 
 
 def items_needed(found: Spread, margin: float, *, alpha: float) -> int:
-    """How many items a test needs whose one-sided upper bound must not exceed `margin`, at this spread, to hold for equals eight times in
-    ten.
+    """Return the number of items at which equals pass with probability 0.8, in a test whose one-sided upper bound must not exceed `margin`.
 
-    Normal approximation, the inverse of `power`; if all items were equal, so many that the exact binomial bound of none holds.
+    It is the inverse of `power` (normal approximation) at this spread. If all items were equal, it is the number at which the exact
+    binomial bound for no differing item holds.
 
     Example: items that vary by 0.2 need 2,474 for a margin of 0.01 at alpha 0.05.
     """
@@ -401,7 +404,7 @@ def items_needed(found: Spread, margin: float, *, alpha: float) -> int:
 
 @lru_cache(maxsize=1024)
 def t_quantile(df: float, p: float) -> float:
-    """The p-quantile of Student's t with `df` degrees of freedom."""
-    from scipy import special  # takes a quarter of a second to import, which `ostinato status` need not wait for
+    """Return the p-quantile of Student's t with `df` degrees of freedom."""
+    from scipy import special  # a slow import (a quarter of a second), for which `ostinato status` need not wait
 
     return float(special.stdtrit(df, p))

@@ -1,8 +1,8 @@
-"""How often a policy that may stay silent suggests something, and how much of that is accepted. Pure maths.
+"""How often a policy that may stay silent suggests something, and how much of that is accepted. Pure functions.
 
 Two ratios, each with its own denominator: suggestions per request, and acceptances per suggestion. Users are the unit of both, as in
-`acceptance`: a user stays in one arm, and types some kinds of lines more than others. Of the function `tab`, a reward above 0 is an
-acceptance, one below 0 a rejection, and 0 means that nothing was suggested; a suite's scores mean the same relative to t.
+`acceptance`: a user stays in one arm, and types some kinds of lines more than others. With the reward function `tab`, a reward above 0 is
+an acceptance, one below 0 a rejection, and 0 means that nothing was suggested; a suite's scores mean the same relative to t.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from ostinato.evaluate.statistics import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tallies:
-    """The outcomes of some requests by user: suggestions among requests, and acceptances among suggestions.
+    """The outcomes of requests by user: suggestions among requests, and acceptances among suggestions.
 
-    Example: ``Tallies(suggested={("default", "ann"): (7.0, 10)}, accepted={("default", "ann"): (3.0, 7)})``: ann asked ten times, was
-    shown seven suggestions and accepted three.
+    Example: ``Tallies(suggested={("default", "ann"): (7.0, 10)}, accepted={("default", "ann"): (3.0, 7)})``: ann asked ten times, was shown
+    seven suggestions and accepted three.
     """
 
     suggested: Tally
@@ -41,7 +41,7 @@ class Tallies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmChange:
-    """Live against control: the difference of two ratios, and their quotient less 1, each with a 95% interval.
+    """Live against control: the difference of two ratios, and their quotient minus 1, each with a 95% interval.
 
     Example: ``ArmChange(difference=..., relative=...)`` with ``relative.mean == -0.21``: a fifth fewer than control
     """
@@ -51,12 +51,12 @@ class ArmChange:
 
 
 def shown(rated: Iterable[Rated]) -> list[Rated]:
-    """The turns that suggested something."""
+    """Return the turns that suggested something."""
     return [(turn, reward) for turn, reward in rated if reward.value != 0.0]
 
 
 def by_user(rated: Iterable[Rated]) -> dict[Arm, Tallies]:
-    """The tallies of each arm."""
+    """Return the tallies of each arm."""
     outcomes: dict[Arm, list[tuple[Person, float]]] = defaultdict(list)
     for turn, reward in rated:
         outcomes[turn.arm].append((turn.person, reward.value))
@@ -64,7 +64,7 @@ def by_user(rated: Iterable[Rated]) -> dict[Arm, Tallies]:
 
 
 def by_item(scores: Iterable[ItemScore], family: Mapping[str, str], t: float) -> dict[str, Tallies]:
-    """The tallies of each family of a suite, with items in the place of users. `family` maps each item to its family.
+    """Return the tallies of each family of a suite, with items in the place of users. `family` maps each item to its family.
 
     A score of `t` is silence, a higher one an acceptance (see `worlds.grading.grade`).
     """
@@ -75,7 +75,7 @@ def by_item(scores: Iterable[ItemScore], family: Mapping[str, str], t: float) ->
 
 
 def _tallied(outcomes: Iterable[tuple[Person, float]]) -> Tallies:
-    """(who, reward) -> tallies."""
+    """Return the tallies of pairs of a person and a reward."""
     told = list(outcomes)
     return Tallies(
         suggested=tally_of((who, value != 0.0) for who, value in told),
@@ -84,9 +84,9 @@ def _tallied(outcomes: Iterable[tuple[Person, float]]) -> Tallies:
 
 
 def ratio(tally: Tally) -> Estimate | None:
-    """Pooled share over all outcomes with a 95% t interval, users as clusters, cut to [0, 1]; None without two users.
+    """Return the pooled share over all outcomes with a 95% t interval, users as clusters, clipped to [0, 1]; None without two users.
 
-    The linearised ratio estimator of `statistics.clustered_difference`, for one side. Where all users have the same share, the variance
+    It is the linearised ratio estimator of `statistics.clustered_difference` for one side. If all users have the same share, the variance
     is that of Agresti and Caffo over the users, with one more success and one more failure.
     """
     users = [user for user, (_, count) in tally.items() if count > 0]
@@ -103,10 +103,10 @@ def ratio(tally: Tally) -> Estimate | None:
 
 
 def change(live: Tally, control: Tally) -> ArmChange | None:
-    """Live against control, users as clusters; None where a side has fewer than two users or control's ratio is 0.
+    """Return live against control, users as clusters; None if a side has fewer than two users or control's ratio is 0.
 
-    The interval of the quotient is that of its logarithm, whose variance is the sum of the sides' relative variances (the delta
-    method: Deng, Knoblich and Lu 2018, arXiv 1803.06336): arms have no user in common.
+    The interval of the quotient is that of its logarithm, whose variance is the sum of the sides' relative variances (the delta method:
+    Deng, Knoblich and Lu 2018, arXiv 1803.06336): arms have no user in common.
     """
     treated, untreated = ratio(live), ratio(control)
     if treated is None or untreated is None or treated.mean <= 0.0 or untreated.mean <= 0.0:

@@ -1,4 +1,4 @@
-"""A suite: what a version is measured on. Its items are the held-out tasks of a task file, by id and family."""
+"""A suite: the held-out tasks of a task file, by id and family, on which a version is measured."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A held-out task wherever items are counted, drawn and shown. Example: ``Item("add-1", "arithmetic")``"""
+    """A held-out task, as counted, drawn and shown. Example: ``Item("add-1", "arithmetic")``"""
 
     id: str
     family: str
@@ -15,7 +15,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """Items under a name, and a hash of all that decides what is asked and how it is graded; it goes into every report.
+    """Items under a name, and a hash of everything that decides what is asked and how it is graded. The hash goes into every report.
 
     Example: ``Suite("held-out", "9f2c...", (item,))``
     """

@@ -1,1 +1,1 @@
-"""Release ledger and controller."""
+"""Releases: the ledger, the controller, trials on users, the guard, metrics, monitors and the Auto router."""

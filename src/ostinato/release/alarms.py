@@ -1,4 +1,4 @@
-"""Alarms that stand until they are cleared: a row is written only when the state changes."""
+"""Alarms in the log, raised until they are cleared. A row is written only when an alarm's state changes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ostinato.core.seams import Log
 
 
 async def note(log: Log, name: str, *, raised: bool, why: str, at: float) -> None:
-    """Raise or clear an alarm, unless it is in that state already. Reads all alarms of the log, so do not call it often."""
+    """Raise or clear an alarm, unless it is in that state already. It reads all alarms of the log, so do not call it often."""
     standing: Alarm | None = None
     count = 0
     async for _, row in log.read(0, {Alarm}):

@@ -1,4 +1,4 @@
-"""Candidates that have passed: they go live, or wait for a person's approval, which is a line of the ledger before any ref moves."""
+"""Candidates that have passed: they go live, or wait for a person's approval, which the ledger records before any ref moves."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ostinato.core.records import PolicyVersion, ReleaseEvent
 from ostinato.release.ledger import Proposal, ReleaseLedger
 from ostinato.release.moves import Moves
 
-_LOOKS, _PAUSE_S = 50, 0.1
+_CHECKS, _PAUSE_S = 50, 0.1
 
 
 class Approvals:
-    """With `manual`, every candidate that has passed waits for a person. The caller keeps the ledger up to date."""
+    """Ships candidates that have passed, or, with `manual`, keeps them waiting for a person. The caller refreshes the ledger."""
 
     def __init__(self, ledger: ReleaseLedger, moves: Moves, *, manual: bool) -> None:
         self._ledger = ledger
@@ -31,26 +31,27 @@ class Approvals:
         *,
         ask: bool = False,
     ) -> ReleaseEvent:
-        """Ship a candidate, or record that it waits for approval; with `ask` it waits whatever the configuration says."""
+        """Ship a candidate, or record that it waits for approval. With `ask`, it waits whatever the configuration says."""
         if self._manual or ask:
             return await self._ledger.append("awaits_approval", candidate, live, reason, detail)
         return await self._moves.ship(candidate, live, reason, detail)
 
     async def approve(self, policy: PolicyVersion | None, reason: str, actor: str) -> ReleaseEvent:
-        """Ship the candidate that waits. If `policy` is given, it must be that version.
+        """Ship the candidate that waits. If `policy` is given, the candidate must be that version.
 
         Raises:
-            NotFound: nothing waits, or another version does, or what waits is no longer in the store.
-            Conflict: live was moved, or a newer candidate took its place, at this moment; look again.
+            NotFound: nothing waits, another version waits, or the waiting version is no longer in the store.
+            Conflict: live was moved, or a newer candidate took its place, at the same time; read the state again, then decide.
         """
         proposal = self._waiting(policy)
-        await self._moves.manifest_of(proposal.candidate)  # an approval that cannot be followed must not be written
+        # before the approval is written: the version must be there to ship
+        await self._moves.manifest_of(proposal.candidate)
         if proposal.actor is None:
             await self._ledger.append("approved", proposal.candidate, proposal.against, reason, {"actor": actor})
         try:
-            if self._still(proposal):
+            if self._still_waits(proposal):
                 return await self.ship_approved(self._waiting(proposal.candidate))
-        except Conflict:  # another process has read the approval, and ships the candidate
+        except Conflict:  # another process has read the approval and is shipping the candidate
             await self._settled(proposal)
         moved = self._ledger.moved
         if moved is None or self._ledger.state.live != proposal.candidate:
@@ -58,30 +59,31 @@ class Approvals:
         return moved
 
     async def refuse(self, policy: PolicyVersion | None, reason: str, actor: str) -> ReleaseEvent:
-        """Block the candidate that waits, so that it never ships by itself. Raises NotFound as `approve`."""
+        """Block the candidate that waits, so that it never ships automatically. Raises NotFound as `approve` does."""
         proposal = self._waiting(policy)
         return await self._ledger.append("blocked", proposal.candidate, proposal.against, reason, {"actor": actor})
 
     async def ship_approved(self, proposal: Proposal) -> ReleaseEvent:
-        """Ship an approved candidate, also if the process was killed after the approval was recorded; one that is no longer in the store
-        is blocked, or nothing else could ever be judged. Raises Conflict.
+        """Ship an approved candidate, also after a restart if the process was killed once the approval was recorded.
+
+        A candidate that is no longer in the store is blocked, as it would keep others from being evaluated. Raises Conflict.
         """
-        reason, detail = told(proposal)
+        reason, detail = approval_line(proposal)
         try:
             return await self._moves.ship(proposal.candidate, proposal.against, reason, detail)
         except NotFound as error:
             why = f"approved, but no longer in the store: {error}"
             return await self._ledger.append("blocked", proposal.candidate, proposal.against, why, detail)
 
-    def _still(self, proposal: Proposal) -> bool:
+    def _still_waits(self, proposal: Proposal) -> bool:
         current = self._ledger.state.proposal
         return current is not None and current.candidate == proposal.candidate
 
     async def _settled(self, proposal: Proposal) -> None:
-        """Wait for the ledger line of the process that moved live; the line follows the move."""
-        for _ in range(_LOOKS):
+        """Wait for the process that moved live to write its ledger line, which follows the move."""
+        for _ in range(_CHECKS):
             await self._ledger.refresh()
-            if not self._still(proposal):
+            if not self._still_waits(proposal):
                 return
             await asyncio.sleep(_PAUSE_S)
 
@@ -96,6 +98,6 @@ class Approvals:
         return proposal
 
 
-def told(proposal: Proposal) -> tuple[str, dict[str, Any]]:
-    """Reason and detail of the ledger line for an approved candidate that went live."""
+def approval_line(proposal: Proposal) -> tuple[str, dict[str, Any]]:
+    """Return reason and detail of the ledger line of an approved candidate that goes live."""
     return f"approved: {proposal.why}; {proposal.reason}", {"actor": proposal.actor}

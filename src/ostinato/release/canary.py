@@ -1,6 +1,6 @@
-"""A release's stages with users: a canary on some of them beside live, then live beside some who stay on the version it replaced.
+"""A release's stages with users: first a canary beside live, then live beside some users who stay on the version it replaced.
 
-`trial.trial` handles the slots and the evidence. Here its decisions become lines of the ledger and moves of refs.
+`trial.trial` handles the slots and the evidence. This module turns its decisions into lines of the ledger and moves of refs.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _REMEMBERED_S = REMEMBERED_DAYS * DAY
 
 
 class RunningTrial:
-    """Adds up the slots of the ledger's trial. After a restart it reads the log from the trial's start and gets the same numbers.
+    """Tallies the slots of the ledger's trial. After a restart it reads the log from the trial's start and gets the same numbers.
 
-    A turn is read `maturity_s` after its slot, and signals received later are ignored, so the time of a look does not matter. Only people
-    who were dealt to an arm by chance count. Each metric is compared tenant by tenant; tenants that had fewer than `tenant_people` people
-    in the week before the trial are compared as one.
+    A turn is read `maturity_s` after its slot ends, and later signals are ignored, so the result does not depend on the time of a look.
+    Only people who were assigned to an arm at random count. Each metric is compared tenant by tenant; tenants that had fewer than
+    `tenant_people` people in the week before the trial are pooled into one.
     """
 
     def __init__(
@@ -62,27 +62,27 @@ class RunningTrial:
         self._past = Past(self._metrics)
         self._record: TrialRecord | None = None
         self._trial: Trial | None = None
-        self._upto = self._forgot = -math.inf
+        self._added_until = self._forgot = -math.inf
         self._people: dict[Person, int] = {}
         self._expected = ExpectedMetrics(people={}, usual_M=())
         self._tenants: frozenset[str] = frozenset()
-        self._answering = self._owed = False
+        self._serving = self._decision_due = False
         self._retention, self._day = Retention(0.0), 0
         self._thresholds: dict[str, float | None] = {}
         self.missed = 0
-        """The number of trial turns that were dropped without being judged, because more came at once than are held."""
+        """The number of trial turns that were dropped without being judged, because too many came at once."""
 
     async def first_share(self, now: float) -> float:
-        """The share that the next trial should begin with, given the number of users of the last day."""
+        """Return the share with which the next trial should begin, given the number of users of the last day."""
         self._record = None
         await self._read()
         return first_share(self._config, self._active(now))
 
     async def look(self, record: TrialRecord, after: Cursor, now: float) -> Decision | None:
-        """The decision after the slots that are over, or None if none has ended since the last look that was `acted` on.
+        """Return the decision after the slots that are over; None if none has ended since the last decision that was `acted` on.
 
-        `after` is the place in the log of the trial's first line. Raises Unavailable while the trial's start lies in the future, because
-        the clock was ahead when it began.
+        `after`: position in the log of the trial's first line. Raises Unavailable while the trial's start lies in the future, because the
+        clock was ahead when it began.
         """
         if record.began > now + self._config.slot_s:
             ahead = (record.began - now) / HOUR
@@ -90,7 +90,7 @@ class RunningTrial:
                 f"the trial of {record.candidate} began {ahead:.1f} hours from now: the clock was ahead; nothing is judged until then; "
                 "end it with `ostinato ship` or `ostinato rollback`"
             )
-        if self._upto > now + self._config.slot_s:
+        if self._added_until > now + self._config.slot_s:
             logger.warning("the clock was ahead: the trial of %s is read again from its start", record.candidate)
             self._record, self._reactions, self._past = None, None, Past(self._metrics)
         if self._record is None or (self._record.salt, self._record.began) != (record.salt, record.began):
@@ -99,26 +99,26 @@ class RunningTrial:
         assert self._trial is not None
         self._trial.better_s, self._trial.retested = record.better_s, record.retested
         while (end := self._next_end(record)) + self._outcomes.maturity_s <= now:
-            # no further than the slot needs: reading a whole trial at once holds no more of it in memory than following it
-            await self._read(end + self._outcomes.maturity_s, self._upto, now)
+            # read no further than the slot needs, so that catching up on a whole trial needs no more memory than following it
+            await self._read(end + self._outcomes.maturity_s, self._added_until, now)
             self._add(record, end)
-            self._upto, self._owed = end, True
-        if not self._owed:
+            self._added_until, self._decision_due = end, True
+        if not self._decision_due:
             return None
         self._trial.share, self._trial.shipped = record.shares[-1][1], record.shipped
         self._trial.require = record.require
-        return self._trial.look(self._upto - record.began)
+        return self._trial.look(self._added_until - record.began)
 
     def acted(self) -> None:
-        """Note that the last decision was carried out; until then `look` repeats it, so that a failure on the way delays it by no slot."""
-        self._owed = False
+        """Note that the last decision was carried out. Until then `look` repeats it, so that a failure does not delay it by a slot."""
+        self._decision_due = False
 
     async def _begin(self, record: TrialRecord, after: Cursor, now: float) -> None:
-        """Begin a trial. The turns before it are the past from which users' expected outcomes come."""
+        """Begin a trial. Users' expected outcomes are estimated from the turns before it."""
         since = 0
         async for _ in self._log.read(after, {Turn}):
             since += 1
-        # always from the log, even if the trial before it was followed, so that a restarted worker knows the same past
+        # always from the log, even right after another trial, so that a restarted worker knows the same past
         self._past = Past(self._metrics, record.began)
         self._reactions = self._from(await self._log.before_last(self._outcomes.past + since, Turn))
         await self._read(record.began, record.began, now)
@@ -128,26 +128,26 @@ class RunningTrial:
         self._expected = self._past.expected()
         self._tenants = frozenset(self._past.tenants(self._config.tenant_people))
         self._thresholds = {}
-        self._people, self._upto, self._answering, self._owed = {}, record.began, False, False
+        self._people, self._added_until, self._serving, self._decision_due = {}, record.began, False, False
         self._retention, self._day = Retention(record.began), 0
         self._trial = Trial(self._config, active=self._active(record.began), metrics=self._metrics, plan=record.plan)
 
     async def _read(self, until: float = math.inf, past: float = math.inf, now: float = math.inf) -> None:
-        """Read the log up to `until`. If too many turns wait, those dropped count as missed if they ended after `past`, else as past."""
+        """Read the log up to `until`. Of turns that are dropped because too many wait, those that ended after `past` count as missed."""
         if self._reactions is None:
             self._reactions = self._from(await self._log.before_last(self._outcomes.window, Turn))
         for each in await self._reactions.refresh(until, now):
             if each.ended_at > past:
-                self._miss()
+                self._count_missed()
                 continue
             known = each.known(each.ended_at + self._outcomes.maturity_s)
             self._past.remember(each.person, each.ended_at, known, each.tasks)
-            # otherwise the people would only grow in number in weeks without a trial
+            # without this, the number of people would grow without bound in weeks without a trial
             if each.ended_at - self._forgot >= DAY:
                 self._past.forget(each.ended_at - _REMEMBERED_S)
                 self._forgot = each.ended_at
 
-    def _miss(self) -> None:
+    def _count_missed(self) -> None:
         """Count a turn of the trial that was dropped because too many came at once. Warns at powers of ten."""
         self.missed += 1
         if math.log10(self.missed).is_integer():
@@ -163,21 +163,19 @@ class RunningTrial:
         return float(len(self._past.active(now - DAY) | self._reactions.people()))
 
     def _next_end(self, record: TrialRecord) -> float:
-        """The end of the next slot: on the grid, or where a new share came into force, so that shares are constant within a slot, or
-        where a day of the trial ends.
-        """
-        slot_s, over = self._config.slot_s, (self._upto - record.began) / self._config.slot_s
+        """Return the end of the next slot: on the grid, at a change of the share (constant within a slot), or at the end of a trial day."""
+        slot_s, over = self._config.slot_s, (self._added_until - record.began) / self._config.slot_s
         grid = record.began + slot_s * (math.floor(over) + 1)
-        if grid <= self._upto:  # the quotient was rounded down, below the whole number that it is
+        if grid <= self._added_until:  # the quotient was rounded down to just below a whole number
             grid = record.began + slot_s * (math.floor(over) + 2)
-        return min([grid, self._retention.end(self._day), *(at for at, _ in record.shares if at > self._upto)])
+        return min([grid, self._retention.end(self._day), *(at for at, _ in record.shares if at > self._added_until)])
 
     def _add(self, record: TrialRecord, end: float) -> None:
         assert self._trial is not None
         assert self._reactions is not None
         self._fix_thresholds()
         shipped = record.shipped and end > record.shares[-1][0]
-        # the same two versions throughout: before it ships the candidate is the canary, afterwards the version it replaced is `previous`
+        # the same two versions throughout: canary and live before the candidate ships, live and previous afterwards
         arms = (Arm.LIVE, Arm.PREVIOUS) if shipped else (Arm.CANARY, Arm.LIVE)
         sides = {(arms[0], record.candidate.hash): True, (arms[1], record.against.hash): False}
         # a turn that ended before its first token names no version
@@ -188,16 +186,16 @@ class RunningTrial:
         sampling = None in (self._thresholds[metric.name] for metric in self._metrics if metric.quantile is not None)
         for each in self._reactions.take(end):
             known = each.known(end + self._outcomes.maturity_s)
-            # the expected values stand since the trial began: only a threshold that is still to be set reads what was said
+            # expected values are fixed at the trial's start; outcomes are sampled only for a threshold that is not set yet
             self._past.see(each.person, each.ended_at)
             if sampling:
                 self._past.sample(known)
             side = sides.get((each.arm, each.policy))
             if side is None or not each.dealt:
                 continue
-            if not self._answering and not (side and each.policy):
-                continue  # until the candidate's weights are loaded everybody gets live, and nobody is dealt
-            self._answering = True
+            if not self._serving and not (side and each.policy):
+                continue  # until the candidate's weights are loaded, everybody gets live and nobody is assigned
+            self._serving = True
             person = self._people.setdefault(each.person, len(self._people))
             came.add(POOLED, person, side, (0.0, 1.0), 0.0)
             self._retention.see(each.person, each.ended_at)
@@ -207,7 +205,7 @@ class RunningTrial:
                 measured = metric.measure(known, threshold)
                 if measured is not None:
                     tally.add(stratum, person, side, measured, expected)
-        # users' days are dealt as the day began
+        # metrics of users' days use the share at the start of the day
         share, morning = record.share(end), record.share(self._retention.end(self._day - 1))
         if end == self._retention.end(self._day):
             self._close_day(record, adding)
@@ -223,10 +221,10 @@ class RunningTrial:
         return person[0] if person[0] in self._tenants else POOLED
 
     def _close_day(self, record: TrialRecord, adding: Sequence[tuple[Metric, SlotTally, float | None]]) -> None:
-        """Add the rows of a day that is over to the metrics of users' days.
+        """Add the rows of a finished day to the metrics of users' days.
 
-        Each user counts for the arm to which the salt and the share dealt them when the day began: those who stay away have no turn that
-        could tell their arm, and those who come after a share grew are more often people who come often.
+        Each user counts for the arm to which the salt and the share assigned them at the start of the day: those who stay away have no turn
+        that shows their arm, and those who come after a share grew are more often people who come often.
         """
         assert self._trial is not None
         share, key = record.share(self._retention.end(self._day - 1)), dealing_key(record.salt)
@@ -244,7 +242,7 @@ class RunningTrial:
         self._retention.forget(self._day)
 
     def _fix_thresholds(self) -> None:
-        """Set each threshold before the first slot, or, if too little was known then, before a later one; then it stays."""
+        """Set each threshold before the first slot, or before a later one if too little was known. Once set, it stays."""
         assert self._trial is not None
         for metric in self._metrics:
             if self._thresholds.get(metric.name) is None:
@@ -258,8 +256,8 @@ class RunningTrial:
 class Trials:
     """Begins trials, follows them, and keeps the refs of their arms where they belong. Without `config.canary` it begins none.
 
-    It keeps no state that is not in the ledger: each method is given the state, and may be killed anywhere. While `paused` returns true,
-    no share grows and nothing ships.
+    All authoritative state is in the ledger: each method is given the state, and the process may be killed at any point. While `paused`
+    returns true, no share grows and nothing ships.
     """
 
     def __init__(
@@ -288,10 +286,10 @@ class Trials:
     async def begin(
         self, candidate: PolicyVersion, live: PolicyVersion, reason: str, traffic: Traffic | None
     ) -> ReleaseEvent:
-        """Start a candidate's trial with its first users, and fix the plan of its looks. Call this only where trials are on."""
+        """Start a candidate's trial with its first users, and fix the plan of its looks. Call this only if `on`."""
         assert self._running is not None
-        # A salt that nobody can guess: user names chosen by it could fill one arm and void the trial.
-        # The line comes first: a restart between the two points the ref again, while a ref without its line would be parked.
+        # The salt must be secret: with it, somebody could choose user names that all fall into one arm, and void the trial.
+        # Write the line before the ref: a restart in between moves the ref then, whereas a ref without a line would go back to live.
         share = await self._running.first_share(self._clock())
         trial: dict[str, Any] = {"share": share, "salt": token_hex(16), "require": self._config.require}
         goals = [each for each in metrics_of(self._config.metrics, self._config.trial.margin) if each.role == "goal"]
@@ -303,7 +301,7 @@ class Trials:
         return event
 
     async def go_on(self, trial: TrialRecord, live: PolicyVersion, state: State) -> ReleaseEvent | None:
-        """Act on the slots of a trial that are over: serve more users, ship, or block."""
+        """Act on the finished slots of a trial: serve more users, ship, or block."""
         candidate = trial.candidate
         if self._running is None:
             why = "its trial was switched off (release.canary) before there was enough evidence"
@@ -311,7 +309,7 @@ class Trials:
         await self._moves.point("canary", candidate)
         decision = await self._running.look(trial, self._ledger.trial_began, self._clock())
         if decision is not None and decision.next in (NextAction.SHIP, NextAction.RAMP) and self._paused():
-            return None  # it stays owed until the pause is over
+            return None  # `look` repeats the decision until the pause is over
         event = None if decision is None else await self._advance(trial, live, state, decision)
         self._running.acted()
         return event
@@ -334,9 +332,9 @@ class Trials:
         return await self._ledger.append("ramped", candidate, live, decision.reason, detail)
 
     async def prove(self, trial: TrialRecord, live: PolicyVersion) -> ReleaseEvent | None:
-        """Compare live with the version it replaced: roll back if worse, note once it is better and whether that lasts."""
+        """Compare live with the version it replaced: roll back if it is worse; record that it is better, and whether that lasts."""
         if self._running is None:
-            why = f"its comparison with {trial.against} was switched off (release.canary): who stayed there is on live again"
+            why = f"its comparison with {trial.against} was switched off (release.canary): its users are on live again"
             return await self._ledger.append("looked", trial.candidate, trial.against, why, {"over": True})
         decision = await self._running.look(trial, self._ledger.trial_began, self._clock())
         event = None if decision is None else await self._judge(trial, live, decision)
@@ -354,14 +352,14 @@ class Trials:
         return await self._tell(trial, decision)
 
     async def _tell(self, trial: TrialRecord, decision: Decision) -> ReleaseEvent | None:
-        """Record how an undecided trial stands, from time to time, so that readers of the ledger are not shown days-old figures."""
+        """Record an undecided trial's figures from time to time, so that readers of the ledger do not see figures that are days old."""
         if not trial.owes_a_line(self._clock(), self._config.trial.slot_s):
             return None
         detail = {"reading": asdict(decision.reading)}
         return await self._ledger.append("looked", trial.candidate, trial.against, decision.reason, detail)
 
     async def park(self, live: PolicyVersion, state: State) -> None:
-        """Outside a trial, point its arms at the live version, whose weights are loaded anyway."""
+        """Outside a trial, keep its arms on live, whose weights are loaded anyway."""
         if self._running is None:
             return
         if state.canary is None:

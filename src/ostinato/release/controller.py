@@ -1,7 +1,7 @@
 """The controller: ships, blocks and rolls back candidates by moving refs and writing the ledger.
 
-It keeps no authoritative state of its own. Each step reads the ledger and the refs, does the one thing that is due, and may be killed
-anywhere: the next start reads the same ledger and refs and continues. A ref moved without its ledger line is reconciled first.
+It keeps no authoritative state of its own. Each step reads the ledger and the refs, then does the one thing that is due. The process may
+be killed anywhere: the next start reads the same ledger and refs and continues. A ref moved without its ledger line is reconciled first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ostinato.core.records import Arm, Person, PolicyVersion, ReleaseEvent, Turn
 from ostinato.core.report import Incumbents, Report, Verdict
 from ostinato.core.seams import Clock, Cursor, Log
 from ostinato.release.alarms import note
-from ostinato.release.approvals import Approvals, told
+from ostinato.release.approvals import Approvals, approval_line
 from ostinato.release.canary import Trials
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.learner_arm import LearnerArm, StepJudge
@@ -29,20 +29,20 @@ from ostinato.release.metrics.reactions import Reacted, Reactions
 from ostinato.release.moves import GateJudge, Moves, Refs, Versions
 from ostinato.release.pace import DAY, Brake, Pace, brake, cadence, spent
 from ostinato.release.trial.contrast import POOLED, SlotTally, TimeSlot
-from ostinato.release.trial.incumbent_test import BestComparison, StandingWatch
+from ostinato.release.trial.incumbent_test import BestComparison, IncumbentTest
 from ostinato.release.watch import Outcomes, ReleaseWatch
 
 # ---------------------------------------------------------------- cooldown
 
 
-FROZEN = "release:rollbacks"
-"""The name of the alarm that stands while nothing ships by itself because of too many rollbacks."""
+FREEZE_ALARM = "release:rollbacks"
+"""Name of the alarm that is raised while too many rollbacks keep candidates from shipping automatically."""
 
 
 class Cooldown:
-    """Whether candidates may ship by themselves after rollbacks, and the alarm about too many of them.
+    """The pause of automatic releases after a rollback, and the alarm about too many rollbacks.
 
-    It keeps no state that is not in the ledger, except the alarm's last noted state.
+    All of its state is in the ledger, except the last state of the alarm that it wrote.
     """
 
     def __init__(self, log: Log, config: ReleaseConfig, clock: Clock) -> None:
@@ -52,89 +52,96 @@ class Cooldown:
         self._noted: bool | None = None
 
     def look(self, state: State) -> Brake | None:
-        """The brake that keeps candidates from shipping by themselves; None if there is none."""
+        """Return the brake that keeps candidates from shipping automatically; None if there is none."""
         pause, a_day = self._config.cooldown_s, self._config.rollbacks_a_day
         return brake(state.rollbacks, cooldown_s=pause, a_day=a_day, now=self._clock())
 
     def asks(self, state: State) -> bool:
-        """True if a candidate that passes the gate waits for a person. A brake does not keep it from being judged then.
+        """Return true if a candidate that passes the gate must wait for a person's approval. It is still judged then, despite a brake.
 
-        Where candidates are tried on users first, a frozen controller tries none: a person ends the freeze by shipping a version.
+        Where candidates are tried on users first, a frozen controller starts no trial: a person ends the freeze by shipping a version.
         """
         return not self._config.canary and (self._freeze(state) is not None or self._config.approval == "manual")
 
     def holds(self, state: State) -> bool:
-        """True if no candidate may advance by itself."""
+        """Return true if no candidate may advance automatically."""
         return self.look(state) is not None and not self.asks(state)
 
     async def note(self, state: State) -> None:
-        """Raise or clear the alarm. A restarted worker compares it with the log at its first call."""
+        """Raise or clear the alarm. After a restart, the first call compares it with the log."""
         freeze = self._freeze(state)
         frozen = freeze is not None
         if frozen != self._noted:
             why = "a person shipped or approved a version since" if freeze is None else freeze.reason
-            await note(self._log, FROZEN, raised=frozen, why=why, at=self._clock())
+            await note(self._log, FREEZE_ALARM, raised=frozen, why=why, at=self._clock())
             self._noted = frozen
 
     def _freeze(self, state: State) -> Brake | None:
-        """The brake that only a person ends, if that is the one."""
-        held = self.look(state)
-        return None if held is None or held.until is not None else held
+        """Return the brake if only a person can end it, else None."""
+        found = self.look(state)
+        return None if found is None or found.until is not None else found
 
 
 # ---------------------------------------------------------------- the verified release
 
 
 class VerifiedArm:
-    """The arm that stays on the release that users have shown to be the best. Without `config.best_arm` the methods do nothing."""
+    """The arm that stays on the release that users have shown to be the best. Without `config.best_arm` its methods do nothing."""
 
     def __init__(self, log: Log, ledger: ReleaseLedger, moves: Moves, config: ReleaseConfig, clock: Clock) -> None:
         self._ledger = ledger
         self._moves = moves
         self._clock = clock
-        self._standing = RunningStanding(log, config) if config.best_arm else None
+        self._standing = RunningIncumbentTest(log, config) if config.best_arm else None
 
     async def park(self, state: State) -> None:
-        """Keep the arm's ref where the ledger says."""
+        """Keep the arm's ref on the verified release of the ledger."""
         if self._standing is not None and state.verified:
             await self._moves.point(Arm.VERIFIED.value, state.verified[-1])
 
     async def look(self, state: State) -> ReleaseEvent | None:
-        """Roll back to the verified release if live is worse than it; record live in its place once live is better."""
+        """Roll back to the verified release if live is worse; record live as the verified release once live is better."""
         if self._standing is None or not state.verified or state.live is None:
             return None
         verified, live = state.verified[-1], state.live
-        found = await self._standing.look(state, self._ledger.verified_from, self._clock())
-        if found is None or live == verified:
+        comparison = await self._standing.look(state, self._ledger.verified_from, self._clock())
+        if comparison is None or live == verified:
             return None
         beside = f"beside {verified}, the best that users proved:"
-        if found.worse:
-            why = f"worse {beside} {100 * found.effect.difference:+.1f} pp"
-            return await self._moves.take_back(verified, live, why, {"effect": asdict(found.effect)})
-        if found.better:
-            why = f"better {beside} {100 * found.gain.difference:+.1f} pp"
-            return await self._ledger.append("verified", live, verified, why, {"effect": asdict(found.gain)})
+        if comparison.worse:
+            why = f"worse {beside} {100 * comparison.effect.difference:+.1f} pp"
+            return await self._moves.take_back(verified, live, why, {"effect": asdict(comparison.effect)})
+        if comparison.better:
+            why = f"better {beside} {100 * comparison.gain.difference:+.1f} pp"
+            return await self._ledger.append("verified", live, verified, why, {"effect": asdict(comparison.gain)})
         return None
 
 
 logger = logging.getLogger(__name__)
 
-_WHY_S = 0.5
-_NOTHING = "nothing was released in this run yet: start `ostinato up`, and wait until it serves"
+_LINE_WAIT_S = 0.5
+_NO_RELEASE = "nothing was released in this run yet: start `ostinato up`, and wait until it serves"
 
 BEST_REF = "best"
-"""The ref that keeps the best release so far in the store, so that it is not garbage-collected."""
+"""The ref that protects the best release so far from garbage collection in the store."""
 
 
 class ReleaseController:
-    """Judges candidates, moves refs, keeps the ledger. Implements the `Releases` seam.
+    """Judges candidates, moves refs and keeps the ledger. Implements the `Releases` seam.
 
-    `evals` may be None, and nobody `guarded`, for a controller that only moves releases by hand (the command line). `evaluation_ref` is the
-    ref whose slot serves the version being evaluated; any name other than 'candidate' pins that version while newer ones arrive.
-    `best_ref` is the ref whose slot serves the best release while a candidate is compared with it, if it is neither live nor the anchor;
-    without a `best_ref` the best release is then left out. With `config.canary` a candidate is first tried on a growing share of users.
-    While `paused` returns true, nothing ships and no share grows. `control_moves`: as for `ReleaseWatch`. `steps` tests the training steps
-    that some users follow; `newest_ref`, `step_ref` and `idle_refs` are the refs `newest`, `test` and `idle` of `LearnerArm`.
+    With `config.canary`, a candidate is first tried on a growing share of users.
+
+    Args:
+        evals: the gate; None, with `guarded` false, for a controller that only moves releases by hand (the command line).
+        guarded: compare live with control, and roll back on harm.
+        evaluation_ref: the ref whose slot serves the version under evaluation. Any name other than 'candidate' pins that version while
+            newer ones arrive.
+        best_ref: the ref whose slot serves the best release while a candidate is compared with it, if that is neither live nor the
+            anchor. Without it, such a best release is left out of the comparison.
+        paused: while it returns true, nothing ships and no canary share grows.
+        control_moves: as for `ReleaseWatch`.
+        steps: tests the training steps that the users of the learner arm follow.
+        newest_ref, step_ref, idle_refs: the refs `newest`, `test` and `idle` of `LearnerArm`.
     """
 
     def __init__(
@@ -190,27 +197,27 @@ class ReleaseController:
 
     @property
     def trouble(self) -> str | None:
-        """Why the last step or the last watch of `run` failed; None if neither did."""
+        """Why the last attempts of `run` failed (step, watch or follow); None if none did."""
         return "; ".join(dict.fromkeys(self._troubles.values())) or None
 
     @property
     def live(self) -> PolicyVersion:
-        """The live version, as of the last look. Raises Unavailable before `bootstrap`."""
+        """The live version, as of the last refresh of the ledger. Raises Unavailable before `bootstrap`."""
         if self.ledger.state.live is None:
-            raise Unavailable(_NOTHING)
+            raise Unavailable(_NO_RELEASE)
         return self.ledger.state.live
 
     def incumbents(self, candidate: PolicyVersion) -> Incumbents:
-        """The versions that this candidate is compared with, as of the last look. Raises Unavailable before `bootstrap`."""
+        """Return the versions to compare this candidate with, as of the last refresh. Raises Unavailable before `bootstrap`."""
         live, anchor, best = self.live, self._anchor, self.ledger.state.best
         if anchor is None:
-            raise Unavailable(_NOTHING)
+            raise Unavailable(_NO_RELEASE)
         sampled = best if best in (live, anchor) or self._best_ref is not None else None
         since_s = self.ledger.history.since_another(candidate, self._clock())
         return Incumbents(live=live, best=sampled, anchor=anchor, round=self.ledger.state.judged, since_s=since_s)
 
     async def bootstrap(self, base: PolicyVersion) -> None:
-        """Put the starting model live and freeze it as control. Refs that exist already stay where they are."""
+        """Put the starting model live and freeze it as control. Refs that already exist stay where they are."""
         manifest = await self._moves.manifest_of(base)
         async with self._lock:
             for ref in ("live", "control"):
@@ -223,11 +230,14 @@ class ReleaseController:
     async def rollback(
         self, to: PolicyVersion | None, reason: str, *, actor: str, expected: PolicyVersion | None = None
     ) -> ReleaseEvent:
-        """Put an earlier version (default: the previous release) live for a person. The replaced version never ships again by itself.
+        """Put an earlier version live on behalf of a person. The replaced version never ships automatically again.
+
+        `to`: the version; None for the previous release. `expected`: the version that the caller believes to be live.
 
         Raises:
             NotFound: there is no earlier release, or `to` was never published.
-            Conflict: `expected` is given and not live, or live was moved by someone else at this moment; look again.
+            BadRequest: `to` is live already.
+            Conflict: `expected` is not live, or another process moved live at the same time; read the state again, then decide.
         """
         async with self._lock:
             state = await self._reconcile()
@@ -240,7 +250,8 @@ class ReleaseController:
             event = await self._moves.take_back(target, self.live, reason, {"actor": actor})
             try:
                 await self._learner.leave(self.ledger.state, self.ledger.harmful)
-            except (Conflict, StorageFull, Unavailable) as error:  # live has gone back, and the worker moves it, too
+            except (Conflict, StorageFull, Unavailable) as error:
+                # live has gone back; the release worker will move this ref, too
                 logger.warning("the release worker puts users who follow training on live at its next look: %s", error)
             return event
 
@@ -253,9 +264,9 @@ class ReleaseController:
         expected: PolicyVersion | None = None,
         anew: bool = False,
     ) -> ReleaseEvent:
-        """Put a published version live without judging it: a person answers for it. A trial on the canary arm ends unfinished.
+        """Put a published version live without judging it: a person answers for it. A trial on the canary arm ends without a result.
 
-        `anew`: a branch begins again at this version, whether or not it is live; its releases of before count no more.
+        With `anew`, a branch starts again at this version, whether or not it is live; its earlier releases no longer count.
 
         Raises:
             NotFound: it was never published.
@@ -273,24 +284,24 @@ class ReleaseController:
             return await self._moves.ship(policy, self.live, reason, detail)
 
     async def approve(self, policy: PolicyVersion | None, reason: str, *, actor: str) -> ReleaseEvent:
-        """Ship the candidate that waits for a person's approval. If `policy` is given, it must be that version.
+        """Ship the candidate that waits for a person's approval. If `policy` is given, the candidate must be that version.
 
         Raises:
-            NotFound: nothing waits, or another version does, or what waits is no longer in the store.
-            Conflict: live was moved, or a newer candidate passed, at this moment; look again.
+            NotFound: nothing waits, another version waits, or the waiting version is no longer in the store.
+            Conflict: live was moved, or a newer candidate passed, at the same time; read the state again, then decide.
         """
         async with self._lock:
             await self._reconcile()
             return await self._approvals.approve(policy, reason, actor)
 
     async def refuse(self, policy: PolicyVersion | None, reason: str, *, actor: str) -> ReleaseEvent:
-        """Block the candidate that waits for a person's approval. Raises NotFound as `approve`."""
+        """Block the candidate that waits for a person's approval. Raises NotFound as `approve` does."""
         async with self._lock:
             await self._reconcile()
             return await self._approvals.refuse(policy, reason, actor)
 
     async def decide(self, candidate: PolicyVersion, report: Report) -> ReleaseEvent:
-        """Record a report and act on it: ship (or start a canary), block, or for EXTEND nothing more."""
+        """Record a report and act on it: SHIP ships the candidate or starts its canary, BLOCK blocks it, EXTEND does nothing more."""
         async with self._lock:
             state = await self._reconcile()
             if report.live != state.live:
@@ -304,10 +315,10 @@ class ReleaseController:
             return event if report.verdict is Verdict.EXTEND else (await self._settle(self.ledger.state) or event)
 
     async def step(self) -> ReleaseEvent | None:
-        """Do the one thing that is due; None when nothing is.
+        """Do the one thing that is due; return None if nothing is.
 
-        A judgement that has begun is finished before a newer candidate is looked at, so a busy trainer cannot starve releases;
-        candidates that were superseded meanwhile are skipped.
+        Once the evaluation of a candidate has begun, it is finished before a newer one is evaluated, so that a busy trainer cannot starve
+        releases. Candidates that were superseded meanwhile are skipped.
         """
         async with self._lock:
             state = await self._reconcile()
@@ -320,7 +331,7 @@ class ReleaseController:
             if last is not None and last.against == state.live and last.verdict in ("SHIP", "BLOCK"):
                 return await self._settle(state)
         if self._cooldown.holds(state):
-            await self._park()  # candidates are skipped meanwhile: the newest is judged when the brake ends
+            await self._park()  # candidates are skipped meanwhile; the newest is evaluated once the brake ends
             return None
         candidate = await self._due(state)
         if candidate is not None and await self._ancestry.carried_on(candidate, self.ledger.harmful):
@@ -332,7 +343,7 @@ class ReleaseController:
         return await self._evaluate(candidate, self._evals)
 
     async def watch(self) -> ReleaseEvent | None:
-        """Compare live with the version it replaced and with control over the same hours; on significant harm, roll back by itself."""
+        """Compare live with the version it replaced and with control over the same hours; roll back automatically on significant harm."""
         async with self._lock:
             state = await self._reconcile()
             if event := await self._verified.look(state):
@@ -347,7 +358,7 @@ class ReleaseController:
             return await self._moves.take_back(state.previous, self.live, f"guard: {harm}", {"guard": asdict(harm)})
 
     async def follow(self) -> None:
-        """Lead the users who follow training to its newest step, once it has passed its test, or back to live."""
+        """Move the learner arm to the newest training step once that has passed its test, or back to live."""
         step = await self._place_learner()
         if step is not None:
             await self._test_step(step)
@@ -355,7 +366,7 @@ class ReleaseController:
         await self._learner.tell()
 
     async def _test_step(self, step: PolicyVersion) -> None:
-        """Test a step, which may take an hour; a rollback or an alarm meanwhile takes the users back all the same, and ends the test."""
+        """Test a step, which may take an hour. A rollback or an alarm meanwhile still puts the users back on live, and ends the test."""
         test = asyncio.create_task(self._learner.test(step, self.live))
         try:
             while not (await asyncio.wait({test}, timeout=self._config.poll_s))[0]:
@@ -374,7 +385,7 @@ class ReleaseController:
             return await self._learner.place(state, self.ledger.harmful, why)
 
     async def pace(self, *, gate_alpha: float) -> Pace:
-        """The pace that this traffic supports, and the recent risk. `gate_alpha` is the gate's level for one candidate."""
+        """Return the release pace that this traffic supports, and the recent risk. `gate_alpha`: the gate's level for one candidate."""
         async with self._lock:
             state, now, trial = await self._reconcile(), self._clock(), self._config.trial
             traffic = None if self._watch is None else await self._watch.traffic(state, now)
@@ -389,7 +400,7 @@ class ReleaseController:
         )
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Step, watch and follow until `stop` is set. Failures are retried; `trouble` describes them."""
+        """Run step, watch and follow until `stop` is set. Failures are retried; `trouble` describes them."""
         actions: dict[str, Callable[[], Awaitable[ReleaseEvent | None]]]
         actions = {"step": self.step, "watch": self.watch, "follow": self.follow}
         tasks = [asyncio.create_task(self._repeat(name, action)) for name, action in actions.items()]
@@ -413,19 +424,19 @@ class ReleaseController:
             except OstinatoError as error:
                 self._troubles[name] = f"{type(error).__name__}: {error}"
                 logger.warning("release: %s; trying again in %g s", self._troubles[name], self._config.poll_s)
-            except Exception as error:  # an error caused by bad data must not end the manual operations
+            except Exception as error:  # bad data must not stop the worker: people still need `ship` and `rollback`
                 self._troubles[name] = f"{type(error).__name__}: {error}"
                 logger.exception("release: %s failed; trying again in %g s", name, self._config.poll_s)
             if event is None:
                 await asyncio.sleep(self._config.poll_s)
 
     def _expect(self, expected: PolicyVersion | None) -> None:
-        """Raise Conflict unless `expected`, if given, is still live. Called after the refs were read for the move."""
+        """Raise Conflict unless `expected`, if given, is still live. Call it after reading the refs for the move."""
         if expected not in (None, self.live):
             raise Conflict(f"{self.live} is live now, not {expected}: nothing was done; look again, and decide again")
 
     async def _due(self, state: State) -> PolicyVersion | None:
-        """The candidate to evaluate: the one whose judgement has begun, else the newest, unless settled."""
+        """Return the candidate to evaluate: the one whose evaluation has begun, else the newest; None if it is settled or there is none."""
         newest = await self._moves.version_at("candidate")
         if newest is None:
             return None
@@ -452,11 +463,11 @@ class ReleaseController:
         except Conflict:
             if await self._moves.version_at("candidate") in (None, candidate):
                 raise
-            return None  # superseded while being evaluated: the next step takes the newest
+            return None  # superseded during its evaluation: the next step takes the newest
         return await self.decide(candidate, report)
 
     async def _park(self) -> None:
-        """While nothing is compared, the best release's slot holds the anchor, whose weights are loaded anyway."""
+        """While nothing is compared, keep the best release's slot on the anchor, whose weights are loaded anyway."""
         if self._parked or self._best_ref is None or self._anchor is None:
             return
         if await self._store.read_ref(self._best_ref) is not None:
@@ -464,14 +475,14 @@ class ReleaseController:
         self._parked = True
 
     async def _reconcile(self) -> State:
-        """Bring the ledger in line with the live ref, which is authoritative about what users get."""
+        """Bring the ledger in line with the live ref, which is authoritative for what users are served."""
         policy, state = await self._moves.version_at("live"), await self.ledger.refresh()
         if policy is not None and state.live not in (None, policy):
-            # a process that moves it by hand is about to write why; one that was killed in between is not
-            await asyncio.sleep(min(_WHY_S, self._config.poll_s))
+            # if a process is moving it by hand, its line with the reason follows at once; if it was killed in between, none does
+            await asyncio.sleep(min(_LINE_WAIT_S, self._config.poll_s))
             policy, state = await self._moves.version_at("live"), await self.ledger.refresh()
         if policy is None:
-            raise Unavailable(_NOTHING)
+            raise Unavailable(_NO_RELEASE)
         self._anchor = await self._moves.version_at("control")
         if state.live is None:
             await self.ledger.append("shipped", policy, None, "the starting model")
@@ -485,18 +496,18 @@ class ReleaseController:
         return self.ledger.state
 
     def _moved_unwritten(self, policy: PolicyVersion, state: State) -> tuple[str, dict[str, Any]]:
-        """Reason and detail for a live version without a ledger line: the process that moved the ref was cut off in between."""
+        """Return reason and detail for a live version without a ledger line: the process that moved the ref died before writing it."""
         if state.proposal is not None and state.proposal.candidate == policy and state.proposal.actor is not None:
-            return told(state.proposal)
+            return approval_line(state.proposal)
         judged = policy == state.canary or (state.verdict is not None and state.verdict.candidate == policy)
         return (state.reason, {}) if judged else ("found the live ref moved by hand", {"actor": "unknown"})
 
     async def _settle(self, state: State) -> ReleaseEvent | None:
-        """Act on the last verdict, which is SHIP or BLOCK and was reached against the live version; None while nothing may ship."""
+        """Act on the last verdict, a SHIP or BLOCK reached against the version that is live; return None while nothing may ship."""
         assert state.verdict is not None
         candidate, live, verdict = state.verdict
         if state.proposal is not None and state.proposal.actor is not None:
-            return None  # a candidate approved meanwhile goes live first, and ends this verdict
+            return None  # a candidate that was approved meanwhile goes live first, which voids this verdict
         if verdict == "BLOCK" or candidate.hash in state.refused:
             return await self.ledger.append("blocked", candidate, live, state.reason)
         if self._paused() or self._cooldown.holds(state):
@@ -515,12 +526,13 @@ class ReleaseController:
 
 
 _EXPECTED = 0.5
-"""The value expected of every person, since nothing is known about new ones. It cancels in the difference, as both arms have it."""
+"""The outcome expected of every person, as nothing is known about new ones. Both arms have it, so it cancels in the difference."""
 
 
-class RunningStanding:
-    """Live beside the verified release, by the first declared goal, slot by slot. After a restart the slots are read again from the log, as
-    far back as `release.outcomes.window` reaches.
+class RunningIncumbentTest:
+    """The comparison of live with the verified release by the first declared goal, slot by slot.
+
+    After a restart, the slots are read again from the log, as far back as `release.outcomes.window` reaches.
     """
 
     def __init__(self, log: Log, config: ReleaseConfig) -> None:
@@ -530,18 +542,18 @@ class RunningStanding:
         self._key: tuple[str, float] | None = None
         self._shipped_at = -math.inf
         self._reactions: Reactions | None = None
-        self._watch = StandingWatch(config.standing, most_turns_a_day=config.trial.most_turns_a_day)
+        self._watch = IncumbentTest(config.standing, most_turns_a_day=config.trial.most_turns_a_day)
         self._people: dict[Person, int] = {}
         self._upto = -math.inf
-        self._found: tuple[float, BestComparison] | None = None  # when live was released, and how it compares
+        self._found: tuple[float, BestComparison] | None = None  # when live was released, and the comparison with it
 
     async def look(self, state: State, after: Cursor, now: float) -> BestComparison | None:
-        """The result after the slots that are over; None if none has ended since live was released.
+        """Return the result after the slots that are over; None if none has ended since live was released.
 
-        `state` names the verified release; `after` is the place in the log of the line that began the comparison with it.
+        `state` names the verified release. `after`: position in the log of the line that began the comparison with it.
         """
         key = state.verified[-1].hash, state.verified_at
-        # the clock was ahead, and has been set back
+        # true if the clock was ahead and has been set back
         ahead = self._upto > max(now, state.verified_at) + self._config.trial.slot_s
         if self._key != key or ahead:
             await self._begin(state.verified_at, after, now)
@@ -554,19 +566,19 @@ class RunningStanding:
                 self._shipped_at = state.shipped_at
             if self._watch.over(end):
                 self._people = {}
-            # turns dropped because too many wait are left out
+            # turns that were dropped because too many were pending are left out
             await self._reactions.refresh(end + self._config.outcomes.maturity_s, now)
             taken = self._reactions.take(end)
             own = taken if self._shipped_at == state.shipped_at else ()
             compared = self._watch.add(self._slot(taken, state, end), end, self._slot(own, state, end, newest=True))
-            if self._shipped_at != state.shipped_at:  # the gain is still that of the version before it
+            if self._shipped_at != state.shipped_at:  # the gain is still that of the previous live version
                 compared = replace(compared, better=False)
             self._found, self._upto = (state.shipped_at, compared), end
-        # until it is acted on it stays true, so that a failure on the way delays nothing; but of another live version it says nothing
+        # repeat the result until it is acted on, so that a failure delays nothing; it says nothing about another live version
         return self._found[1] if self._found is not None and self._found[0] == state.shipped_at else None
 
     async def _begin(self, since: float, after: Cursor, now: float) -> None:
-        """Start with the period that is under way: earlier periods were decided on in their time."""
+        """Start with the current period: earlier periods were decided in their time."""
         standing, slot_s = self._config.standing, self._config.trial.slot_s
         periods = math.floor((now - self._config.outcomes.maturity_s - since) / standing.period_s)
         began = since + max(periods, 0) * standing.period_s
@@ -576,13 +588,13 @@ class RunningStanding:
         self._reactions = Reactions(self._log, self._config.outcomes, wanted((self._goal,)), max(after, window))
         await self._reactions.refresh(self._upto, now)
         self._reactions.take(self._upto)
-        self._watch = StandingWatch(standing, most_turns_a_day=self._config.trial.most_turns_a_day)
+        self._watch = IncumbentTest(standing, most_turns_a_day=self._config.trial.most_turns_a_day)
         self._watch.restart(began if began == since else began - standing.period_s)
         self._shipped_at = -math.inf
         self._people, self._found = {}, None
 
     def _slot(self, taken: Sequence[Reacted], state: State, end: float, *, newest: bool = False) -> TimeSlot:
-        """One slot's tallies; with `newest`, the live arm has only the version that is live now."""
+        """Return the tallies of one slot. With `newest`, the live arm counts only the version that is live now."""
         assert state.live is not None
         tally, maturity_s = SlotTally(), self._config.outcomes.maturity_s
         for each in taken:

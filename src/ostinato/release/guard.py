@@ -1,13 +1,13 @@
-"""Is this version harming people? Live beside the control arm, slot by slot, since live was released: pure arithmetic.
+"""The guard: a test whether the live version harms people, compared with the control arm, slot by slot, since its release. Pure arithmetic.
 
-Both arms are compared as in a trial (`trial.contrast`): within time slots, clustered by person, less what each person did better than
-everybody else in the week before, and by evidence that is valid at every look, so that harm is found as soon as there is enough of it. A
-version is harmful if the evidence that it loses more than the tolerance reaches one over its level. The comparison begins anew every
-`period_s`, or the first days would hide harm that begins late; period k = 0, 1, ... has ``alpha / ((k+1) (k+2))``, which adds up to alpha.
-The measures share that equally.
+Both arms are compared as in a trial (`trial.contrast`): within time slots, clustered by person, adjusted for how much better each person
+did than everybody else in the week before (CUPED), and with evidence that is valid at every look, so that harm is found as soon as there
+is enough evidence. A version is harmful once the evidence that it loses more than the tolerance reaches 1 / level. The comparison restarts
+every `period_s`, as harmless first days would otherwise hide harm that begins late. Period k = 0, 1, ... has the level
+``alpha / ((k+1) (k+2))``, which adds up to alpha. The measures share that level equally.
 
-People's past is not untouched by the arms: where live was better than control before, the difference is measured from there, and a release
-that gives the gain back is harmful too. What is found is worse than control, or than the release before it was beside control.
+A person's past depends on the arm: if live was better than control before, the difference is measured from there, so a release that gives
+the gain back counts as harmful too. A harmful version is thus worse than control, or than the previous release relative to control.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Harm:
 
 
 class GuardTest:
-    """Follows one release. The measures' outcomes are shares of good turns.
+    """The sequential test of one release. Outcomes of each measure are shares of good turns.
 
     Args:
         began: when the release went live, in seconds.
@@ -81,11 +81,11 @@ class GuardTest:
         self._outcomes: dict[str, float] = {}
 
     def over(self, at: float) -> bool:
-        """True if a slot that begins at `at` belongs to another period, in which no person is known yet."""
+        """Return true if a slot that begins at `at` belongs to another period, in which no person is known yet."""
         return self._period(at) != self.period
 
     def add(self, measures: Mapping[str, TimeSlot], at: float) -> None:
-        """Add a slot that begins at `at`, by measure; its treated side is live."""
+        """Add a slot that begins at `at`, by measure. Its treated side is live."""
         if self.over(at):
             self.period, self._contrasts, self._outcomes = self._period(at), {}, {}
         for name, slot in measures.items():
@@ -94,11 +94,11 @@ class GuardTest:
             self._outcomes[name] = self._outcomes.get(name, 0.0) + live
 
     def effects(self) -> dict[str, Effect]:
-        """The effects of the present period so far, by measure."""
+        """Return the effects of the current period so far, by measure."""
         return {name: contrast.effect() for name, contrast in self._contrasts.items()}
 
     def harm(self) -> Harm | None:
-        """The first measure that is worse by more than the tolerance; None if none is."""
+        """Return the harm in the first measure that is worse by more than the tolerance; None if there is none."""
         level = self._config.alpha / len(self._contrasts) if self._contrasts else 0.0
         level /= (self.period + 1) * (self.period + 2)
         for name, effect in self.effects().items():
@@ -115,8 +115,8 @@ class GuardTest:
 
 
 def _widened(effect: Effect, level: float) -> float:
-    """The variance at which a normal quantile of this level is Student's of the effective people: few people's spread is poorly known."""
-    from scipy import special  # takes a quarter of a second to import, which runs without control users are spared
+    """Scale the variance so that its normal quantile at this level is Student's t quantile, as few people give a poor variance estimate."""
+    from scipy import special  # a slow import (a quarter of a second), needed only by runs with control users
 
     student = -float(special.stdtrit(max(effect.freedom - 1.0, 1.0), level))
     return effect.variance * (student / NormalDist().inv_cdf(1.0 - level)) ** 2

@@ -1,10 +1,10 @@
-"""The release ledger: `ReleaseEvent` rows of the log, folded into the live version, the earlier ones, and those that may not ship.
+"""The release ledger: the `ReleaseEvent` rows of the log, folded into the live version, the earlier releases, and the blocked versions.
 
-The fold is pure; `ReleaseLedger` keeps it up to date from the log and appends to it. Nothing is ever changed or removed.
+The fold is pure. `ReleaseLedger` keeps it up to date from the log and appends to the log. No line is ever changed or removed.
 
-`Ancestry` says whether a candidate descends from a version that harmed people. A step starts from the weights of the step before it, so
-every version after a harmful one may carry on the harm, until the trainer goes back to the weights of a standing release. The batch of
-that step records it (`core.records.Batch.base`).
+`Ancestry` says whether a candidate descends from a version that harmed people. A training step starts from the weights of the step before
+it, so every version after a harmful one may carry the harm on, until the trainer restarts from the weights of a release that still stands.
+The batch of that step records the restart (`core.records.Batch.base`).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ostinato.release.trial.group_sequential import ShipPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Harmful:
-    """Versions numbered above `above` may carry on the harm, if they were trained before the trainer went back.
+    """A recorded harm: versions numbered above `above` may carry it on if they were trained before the trainer restarted.
 
-    `known_at` is the place in the log where the harm was recorded.
+    `known_at` is the position in the log at which the harm was recorded.
 
     Example: ``Harmful(above=5, known_at=8123)``: v9 was rolled back to v5.
     """
@@ -39,7 +39,7 @@ class Harmful:
 
 
 class Ancestry:
-    """Reads the log's batches from the place of the harm on; without harm it reads nothing."""
+    """Finds the first step after a harm that does not descend from it. Reads batches from the harm on; without harm it reads nothing."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -48,14 +48,14 @@ class Ancestry:
         self._clean_from: int | None = None
 
     async def carried_on(self, policy: PolicyVersion, harmful: Harmful | None) -> bool:
-        """True if this version may descend from a harmful one."""
+        """Return true if this version may descend from a harmful one."""
         if harmful is None or policy.number <= harmful.above:
             return False
         clean_from = await self.clean_from(harmful)
         return clean_from is None or policy.number < clean_from
 
     async def clean_from(self, harmful: Harmful) -> int | None:
-        """The first step since the harm that was taken from a standing release's weights; None if there is none yet."""
+        """Return the first step after the harm that started from the weights of a release that stands; None if there is none yet."""
         if harmful != self._of:
             self._of, self._cursor, self._clean_from = harmful, harmful.known_at, None
         if self._clean_from is None:
@@ -72,11 +72,11 @@ class Ancestry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRecord:
-    """A trial as recorded in the ledger. `shares` are the candidate's shares of the users, each with the time from which it is in force.
+    """A trial as recorded in the ledger. `shares`: pairs of the time from which a share holds and the candidate's share of the users.
 
-    `better_at` is when it was called better, and `retested` whether that held afterwards; both None before that.
-    `require` is the requirement in force when it began, and `plan` that of its looks (None: the confidence sequence decides): a rule that
-    is changed later holds for later trials. `told_at` is when the ledger last got a line about its state.
+    `better_at`: when the candidate was called better; `retested`: whether that held afterwards. Both are None before that. `require` and
+    `plan` (the plan of its interim looks; None: the confidence sequence decides) are those in force when the trial began: a later change
+    of the configuration applies to later trials. `told_at`: when the ledger last got a line about the trial.
 
     Example: ``TrialRecord(candidate=v9, against=v8, salt="9f2c", shares=((60.0, 0.05), (1860.0, 0.25)), shipped=False)``
     """
@@ -103,20 +103,20 @@ class TrialRecord:
         return None if self.better_at is None else self.better_at - self.began
 
     def share(self, at: float) -> float:
-        """The share in force just before `at`."""
+        """Return the share in force just before `at`."""
         return max((entry for entry in self.shares if entry[0] < at), default=self.shares[0])[1]
 
     def then(self, at: float, share: float) -> TrialRecord:
-        """The same trial with another share from `at` on."""
+        """Return the same trial with another share from `at` on."""
         return replace(self, shares=(*self.shares, (at, share)))
 
     def owes_a_line(self, now: float, slot_s: float) -> bool:
-        """True once it is a quarter older than at its last line, and at least two slots: few lines, and none of them long out of date."""
+        """Return true once the trial is a quarter older than at its last line, and by two slots: few lines, none long out of date."""
         told_at = max(self.told_at, self.began)
         return now - told_at >= max(2.0 * slot_s, (told_at - self.began) / 4.0)
 
     def dealing(self) -> Dealing:
-        """How users are dealt from its last share on."""
+        """Return the assignment of users to arms under its last share."""
         share = self.shares[-1][1]
         return Dealing(salt=self.salt, previous=1.0 - share) if self.shipped else Dealing(salt=self.salt, canary=share)
 
@@ -126,11 +126,10 @@ class TrialRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """A candidate that has passed and waits for a person, as long as `against` is live.
+    """A candidate that has passed and waits for a person's approval, as long as `against` is live.
 
-    `actor` is the person who approved it, None before that, and `why` their reason.
-
-    `salt` is its trial's salt, None if it passed without a trial; `better`: the gate proved it better than the best so far.
+    `actor`: the person who approved it (None before that); `why`: their reason. `salt`: its trial's salt, None if it passed without a
+    trial. `better`: the gate proved it better than the best release so far.
 
     Example: ``Proposal(candidate=v9, against=v8, reason="not worse than the margins", at=60.0, salt="9f2c", better=False)``
     """
@@ -149,7 +148,7 @@ class Proposal:
 
 
 class Hashes(Set[str]):
-    """The first `count` keys of a dictionary that newer sets share.
+    """An immutable set of hashes with cheap additions: the first `count` keys of a dictionary that it shares with newer sets.
 
     Adding to the newest set extends the dictionary; adding to an older set, or removing, copies it.
 
@@ -172,7 +171,7 @@ class Hashes(Set[str]):
         return self._count
 
     def adding(self, name: str) -> Self:
-        """This set with one more hash."""
+        """Return this set with one more hash."""
         if name in self:
             return self
         made = type(self)()
@@ -187,10 +186,10 @@ class Hashes(Set[str]):
 # ---------------------------------------------------------------- the ledger
 
 
-_ROLLBACKS = 99
-"""The number of earlier rollbacks that are remembered."""
-_AT_ONCE = 128
-"""Lines folded before yielding to the event loop."""
+_MOST_ROLLBACKS = 99
+"""The number of earlier rollbacks that the state keeps."""
+_YIELD_EVERY = 128
+"""The number of lines folded before yielding to the event loop."""
 
 
 class GateVerdict(NamedTuple):
@@ -203,16 +202,22 @@ class GateVerdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """The folded ledger. `releases` is the chain of live versions, oldest first: a rollback cuts it, a release extends it;
-    no version is in it twice. `highest` is the highest number that was ever live.
+    """The folded ledger.
 
-    `refused` holds hashes that never ship by themselves (blocked or rolled back). `trial` is the comparison on users that is under way:
-    of a candidate with live, or of live with the version it replaced. `better`: `verdict` proved its candidate better than the best so
-    far. `proven` is the chain of versions that were best, oldest first: it begins with the starting model, a release that was proven
-    better extends it, and a version that is rolled back leaves it. `judged` counts the verdicts. `proposal` is the candidate that waits
-    for a person; every move of live ends it, and a newer one replaces it. `rollbacks` are those since a person last shipped or approved
-    a version, oldest first. `verified` is the chain of releases that users proved better, each than the one before it, oldest first,
-    and `verified_at` when the comparison with the last of them began.
+    Attributes:
+        releases: the chain of live versions, oldest first. A release extends it, a rollback cuts it, and no version is in it twice.
+        highest: the highest version number that was ever live.
+        refused: hashes of blocked and rolled-back versions, which never ship automatically.
+        trial: the current comparison on users, of a candidate with live or of live with the version it replaced.
+        verdict: the last evaluation, until its candidate is blocked or waits for approval, or live moves.
+        better: `verdict` proved its candidate better than the best so far.
+        proven: the chain of versions that were best, oldest first. It begins with the starting model; a release that was proven better
+            extends it, and a rolled-back version leaves it.
+        judged: the number of verdicts.
+        proposal: the candidate that waits for a person's approval. Every move of live ends it, and a newer one replaces it.
+        rollbacks: the rollbacks since a person last shipped or approved a version, oldest first.
+        verified: the chain of releases that users proved better, each than the one before it, oldest first.
+        verified_at: when the comparison with the last of `verified` began.
 
     Example: ``State(releases=(v0, v3), events=5, refused=frozenset({"9f..."}))``
     """
@@ -254,7 +259,7 @@ class State:
         return None if self.trial is None else self.trial.dealing()
 
     def dealt(self, verified: float) -> Dealing | None:
-        """How users are dealt to all arms, if the share `verified` stays on the verified release; None if there is no arm but live."""
+        """Return the assignment to all arms if the share `verified` stays on the verified release; None if live is the only arm."""
         if not verified or not self.verified:
             return self.dealing
         salt = self.verified[-1].hash[:16]
@@ -266,27 +271,29 @@ class State:
         return self.proven[-1] if self.proven else None
 
     def settled(self, policy: PolicyVersion) -> bool:
-        """True if this version needs no judgement: it was released, blocked or rolled back before, or waits for a person."""
+        """Return true if this version needs no evaluation: it was released, blocked or rolled back, or waits for approval."""
         waits = self.proposal is not None and self.proposal.candidate == policy
         return waits or policy.hash in self.refused or any(policy.hash == release.hash for release in self.releases)
 
     def proven_better(self, policy: PolicyVersion) -> bool:
-        """True if the gate proved a candidate that is not live yet better than the best so far."""
+        """Return true if the gate proved this candidate, which is not live yet, better than the best so far."""
         if self.proposal is not None and self.proposal.candidate == policy:
             return self.proposal.better
         return self.better and self.verdict is not None and self.verdict.candidate == policy
 
 
 def fold(state: State, event: ReleaseEvent) -> State:
-    """The state after one more event. Events with unknown actions (written by other packages or later versions) are only counted."""
+    """Return the state after one more event. Events with unknown actions (of other packages or later versions) are only counted."""
     state = replace(state, events=state.events + 1)
-    step = None if is_void(state, event) else _STEPS.get(event.action)
+    step = None if is_void(state, event) else _REDUCERS.get(event.action)
     return state if step is None else step(state, event)
 
 
 def is_void(state: State, event: ReleaseEvent) -> bool:
-    """True for a line that somebody forestalled by moving live just before it was written: a trial or a wait for approval beside a version
-    that is live no longer, after which the candidate is judged beside the new one; and the proof of a version that was taken back.
+    """Return true for a line that took effect too late, because live was moved just before it was written.
+
+    Such a line records a trial or a wait for approval against a version that is no longer live (the candidate is then evaluated against the
+    new one), or the verification of a version that was rolled back.
     """
     if event.action == "verified":
         return event.policy != state.live and event.policy.hash in state.refused
@@ -324,7 +331,7 @@ def _ramped(state: State, event: ReleaseEvent) -> State:
 
 
 def _looked(state: State, event: ReleaseEvent) -> State:
-    """With a line about the trial; nobody takes part in it any more if the line says that it is `over`."""
+    """Apply a line about the trial. With `over`, nobody takes part in the trial any more."""
     if state.trial is None or state.trial.candidate != event.policy:
         return state
     if event.detail.get("over"):
@@ -338,7 +345,7 @@ def _looked(state: State, event: ReleaseEvent) -> State:
 
 
 def _awaits_approval(state: State, event: ReleaseEvent) -> State:
-    """The candidate waits, and its trial users go back to live until a person has decided."""
+    """Let the candidate wait; the users of its trial go back to live until a person has decided."""
     if event.previous is None:
         return state
     tried = state.trial if state.canary == event.policy else None
@@ -361,10 +368,10 @@ def _approved(state: State, event: ReleaseEvent) -> State:
 
 
 def _shipped(state: State, event: ReleaseEvent) -> State:
-    # of a branch that began anew, what it was before is nothing to go back to, or to compare with
+    # a branch that starts anew has no earlier version to roll back to or to compare with
     if event.detail.get("anew"):
         state = replace(state, releases=(), proven=(), verified=())
-    # a version with a higher number than all before it cannot be among them
+    # skip the search: a version with a higher number than all before it is not among them
     known = () if event.policy.number > state.highest else state.releases
     before = tuple(release for release in known if release != event.policy) if known else state.releases
     proven = state.proven_better(event.policy)
@@ -385,7 +392,7 @@ def _shipped(state: State, event: ReleaseEvent) -> State:
 
 
 def _staying(state: State, event: ReleaseEvent) -> TrialRecord | None:
-    """The comparison that goes on after a release, if some users stay on the version it replaced; after an approval it starts over."""
+    """Return the comparison that goes on after a release if some users stay on the replaced version; after an approval it starts anew."""
     if "share" not in event.detail or event.previous is None:
         return None
     share = (event.at, float(event.detail["share"]))
@@ -406,7 +413,7 @@ def _blocked(state: State, event: ReleaseEvent) -> State:
 
 
 def taken_back(state: State, event: ReleaseEvent) -> Set[str]:
-    """The hashes of the versions that a rollback takes back: those after `policy` in the chain, and `previous`; none for other events."""
+    """Return the hashes of the versions that a rollback withdraws: `previous` and those after `policy`; none for other events."""
     if event.action != "rolled_back":
         return frozenset()
     chain = state.releases
@@ -416,7 +423,7 @@ def taken_back(state: State, event: ReleaseEvent) -> Set[str]:
 
 
 def _rolled_back(state: State, event: ReleaseEvent) -> State:
-    """`policy` is live again; the versions after it in the chain are refused from now on."""
+    """Make `policy` live again; the versions after it in the chain are refused from now on."""
     chain, dropped = state.releases, taken_back(state, event)
     if event.policy in chain:
         earlier = chain[: chain.index(event.policy)]
@@ -435,7 +442,7 @@ def _rolled_back(state: State, event: ReleaseEvent) -> State:
         shipped_at=event.at,
         verdict=None,
         proposal=None,
-        rollbacks=(*state.rollbacks[-_ROLLBACKS:], rolled),
+        rollbacks=(*state.rollbacks[-_MOST_ROLLBACKS:], rolled),
         verified=tuple(release for release in state.verified if release.hash not in refused) or (event.policy,),
         verified_at=event.at,
     )
@@ -446,7 +453,7 @@ def _verified(state: State, event: ReleaseEvent) -> State:
     return replace(state, verified=chain, verified_at=event.at)
 
 
-_STEPS = {
+_REDUCERS = {
     "evaluated": _evaluated,
     "canary": _canary,
     "ramped": _ramped,
@@ -464,7 +471,7 @@ _STEPS = {
 
 
 class ReleaseLedger:
-    """The folded state, kept up to date with the log. Other processes may append to the same log."""
+    """The folded state, kept up to date with the log, to which other processes may append as well."""
 
     def __init__(self, log: Log, clock: Clock) -> None:
         self._log = log
@@ -472,28 +479,28 @@ class ReleaseLedger:
         self._reading = asyncio.Lock()
         self._cursor: Cursor = 0
         self.trial_began: Cursor = 0
-        """The place in the log of the last trial's first line."""
+        """Position in the log of the last trial's first line."""
         self.verified_from: Cursor = 0
-        """The place in the log from which live is compared with the verified release."""
+        """Position in the log from which live is compared with the verified release."""
         self.moved: ReleaseEvent | None = None
         """The last line that changed the live version."""
         self.harmful: Harmful | None = None
-        """The last harm, from a rollback or a trial that found a candidate worse; None once a newer version shipped."""
+        """The last harm: a rollback, or a trial that found a candidate worse. None once a newer version has shipped."""
         self.state = State()
         self.history = PaceHistory()
         self.evidence: dict[str, Any] = {}
 
     async def refresh(self) -> State:
-        """Read the log's new lines; only one reader at a time, or a line would be folded twice."""
+        """Read the log's new lines. The lock admits one reader at a time, as two would fold a line twice."""
         async with self._reading:
             return await self._read_on()
 
     async def _read_on(self) -> State:
-        newest = await self._log.append()  # events are rare: rows searched without finding one are not searched again
+        newest = await self._log.append()  # events are rare: rows that hold none are not searched again
         async for cursor, row in self._log.read(self._cursor, {ReleaseEvent}):
             assert isinstance(row, ReleaseEvent)
-            if self.state.events % _AT_ONCE == 0:
-                await asyncio.sleep(0)  # before the line is folded: after a cancellation here it is read again
+            if self.state.events % _YIELD_EVERY == 0:
+                await asyncio.sleep(0)  # before the fold: a line at which this is cancelled is read again
             self._cursor = cursor
             before, self.state = self.state, fold(self.state, row)
             if before.verified_at != self.state.verified_at or not before.verified:

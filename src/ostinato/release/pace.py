@@ -1,13 +1,13 @@
-"""The pace of releases: recent trials, the cooldown after a rollback, the cadence that traffic allows, the error budget.
+"""The pace of releases: recent trials, the cooldown after a rollback, the cadence that traffic allows, and the error budget.
 
-The ledger's times alone decide, so a restarted worker decides alike.
+Everything is computed from the times in the ledger, so a restarted worker decides the same.
 
-A trial ends once its evidence is large enough, so traffic sets the pace: a single test of a candidate that is as good as live passes, nine
-times in ten, once the variance V of the difference is so small that ``(z(1 - alpha) + z(0.9)) sqrt(V) = margin``, as sample sizes of
-equivalence tests are found (Julious, Statistics in Medicine 23, 2004). The plan of a trial's looks (`trial.group_sequential`) is made for
+A trial ends once it has enough evidence, so traffic sets the pace. With a single test, a candidate that is as good as live passes nine
+times in ten once the variance V of the difference is so small that ``(z(1 - alpha) + z(0.9)) sqrt(V) = margin``, the sample-size rule of
+equivalence tests (Julious, Statistics in Medicine 23, 2004). The plan of a trial's interim looks (`trial.group_sequential`) is made for
 that information, or for what the traffic gives within the trial's time limit, if that is less.
 
-The budget gives upper bounds on the expected number of wrong decisions in the last weeks.
+The error budget gives upper bounds on the expected number of wrong decisions in the last weeks.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ostinato.release.trial.config import DAY, TrialConfig
 from ostinato.release.trial.group_sequential import ShipPlan
 from ostinato.release.trial.incumbent_test import StandingConfig
 
-KEPT = 50_000
-"""The number of newest entries kept of each kind: of `WEEKS` weeks all, unless candidates come faster than one a minute."""
+MOST_ENTRIES = 50_000
+"""The number of newest entries kept of each kind. It covers `WEEKS` weeks unless candidates come faster than one a minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialEnd:
-    """A trial that has ended. `passed`: its users showed what was required; otherwise it was stopped, or had too little evidence.
+    """A trial that has ended. `passed`: it showed what was required; otherwise it was stopped, or had too little evidence.
 
     Example: ``TrialEnd(at=90_000.0, seconds=82_800.0, passed=True)``
     """
@@ -41,26 +41,26 @@ class TrialEnd:
 
 
 class Spans:
-    """Stretches of time, one after the other; the last may still be open."""
+    """Consecutive time intervals, of which the last may still be open."""
 
     def __init__(self) -> None:
-        self.over: deque[tuple[float, float]] = deque(maxlen=KEPT)
+        self.over: deque[tuple[float, float]] = deque(maxlen=MOST_ENTRIES)
         self.open: float | None = None
 
     def begin(self, at: float) -> None:
-        """End the open stretch, if any, and begin another."""
+        """End the open interval, if any, and begin another."""
         self.end(at)
         self.open = at
 
     def end(self, at: float) -> None:
-        """End the open stretch, if any."""
+        """End the open interval, if any."""
         if self.open is not None:
-            # a clock that was set back ends no stretch before it began
+            # max: the clock may have been set back since the interval began
             self.over.append((self.open, max(at, self.open)))
         self.open = None
 
     def periods(self, seconds: float, since: float, now: float) -> int:
-        """How many periods of length `seconds`, counted from each stretch's beginning, were under way after `since`; begun ones count."""
+        """Return how many periods of `seconds` were under way after `since`, counted from each interval's start, begun ones included."""
         spans = [*self.over, *([] if self.open is None else [(self.open, max(now, self.open))])]
         return sum(
             int((end - began) // seconds) - int((max(began, since) - began) // seconds) + 1
@@ -70,33 +70,33 @@ class Spans:
 
 
 class PaceHistory:
-    """Recent trials, verdicts and releases, from the ledger's lines in their order."""
+    """Recent trials, verdicts and releases, built from the ledger's lines in order."""
 
     def __init__(self) -> None:
-        self.trials: deque[TrialEnd] = deque(maxlen=KEPT)
-        self.verdicts: deque[float] = deque(maxlen=KEPT)
-        """When the gate came to a verdict."""
+        self.trials: deque[TrialEnd] = deque(maxlen=MOST_ENTRIES)
+        self.verdicts: deque[float] = deque(maxlen=MOST_ENTRIES)
+        """Times of the gate's verdicts."""
         self._judged: tuple[str, float] | None = None
         self._judged_before: float | None = None
-        self.moved: deque[float] = deque(maxlen=KEPT)
-        """When a version other than the starting model was put live for the first time, or a version was put live again."""
+        self.moved: deque[float] = deque(maxlen=MOST_ENTRIES)
+        """Times at which live moved, the starting model's own release left out."""
         self.trying = Spans()
-        """Comparisons of a candidate with live, and of live with the version it replaced."""
+        """Intervals in which a candidate was compared with live, or live with the version it replaced."""
         self.standing = Spans()
-        """Comparisons of live with the verified release, if there is an arm of it."""
+        """Intervals in which live was compared with the verified release, if that has an arm."""
         self._begun: tuple[str, float] | None = None
         self._tried: str | None = None
 
     def apply(self, event: ReleaseEvent) -> None:
-        """Take in one more line."""
+        """Fold in one more line."""
         self._compared(event)
         if event.action == "evaluated":
             self._evaluated(event)
         if event.action == "canary":
             self._begun = (event.policy.hash, event.at)
-        elif self._begun is not None and event.action in _ENDS and event.policy.hash == self._begun[0]:
+        elif self._begun is not None and event.action in _TRIAL_ENDS and event.policy.hash == self._begun[0]:
             began, self._begun = self._begun[1], None
-            # a trial that a person ended does not tell how long trials take
+            # the duration of a trial that a person ended says nothing about how long trials take
             if "actor" not in event.detail:
                 passed = event.action != "blocked"
                 self.trials.append(TrialEnd(at=event.at, seconds=max(event.at - began, 0.0), passed=passed))
@@ -104,7 +104,7 @@ class PaceHistory:
             self._begun = None
 
     def since_another(self, candidate: PolicyVersion, now: float) -> float | None:
-        """How many seconds ago the gate last looked at another candidate, or came to an earlier verdict on this one; None: it never did."""
+        """Return the seconds since the gate last looked at another candidate or gave an earlier verdict on this one; None if never."""
         at = None if self._judged is None else self._judged[1]
         if self._judged is not None and candidate.hash == self._judged[0]:
             at = self._judged_before
@@ -116,7 +116,7 @@ class PaceHistory:
             self._judged_before = None if self._judged is None else self._judged[1]
         if ends:
             self.verdicts.append(event.at)
-        # after a verdict even the same version is another candidate
+        # after a verdict, even the same version counts as another candidate
         self._judged = "" if ends else event.policy.hash, event.at
 
     def _compared(self, event: ReleaseEvent) -> None:
@@ -135,7 +135,7 @@ class PaceHistory:
             self._tried = None
 
 
-_ENDS = ("shipped", "awaits_approval", "blocked")
+_TRIAL_ENDS = ("shipped", "awaits_approval", "blocked")
 
 
 # ---------------------------------------------------------------- cooldown
@@ -143,7 +143,7 @@ _ENDS = ("shipped", "awaits_approval", "blocked")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolledBack:
-    """One rollback, as the ledger has it. `by_itself`: no person asked for it.
+    """One rollback in the ledger. `by_itself`: automatic, not requested by a person.
 
     Example: ``RolledBack(at=60.0, by_itself=True)``
     """
@@ -154,7 +154,7 @@ class RolledBack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Brake:
-    """Why nothing ships by itself. `until`: when that ends by itself; None where only a person's ship or approval ends it.
+    """The reason why nothing ships automatically. `until`: when it ends; None if only a person's ship or approval ends it.
 
     Example: ``Brake(until=21_660.0, reason="v9 was rolled back: ...")``
     """
@@ -164,19 +164,19 @@ class Brake:
 
 
 def brake(rollbacks: Sequence[RolledBack], *, cooldown_s: float, a_day: int, now: float) -> Brake | None:
-    """The brake that holds now, given the rollbacks since a person last shipped or approved a version, oldest first; None if none does.
+    """Return the brake in force now; None if there is none. `rollbacks`: those since a person last shipped or approved, oldest first.
 
-    Once there were more than `a_day` rollbacks without a person within 24 hours, only a person ends the brake, however long ago that was.
+    After more than `a_day` automatic rollbacks within 24 hours, only a person ends the brake, however long ago they were.
     """
     own = [each.at for each in rollbacks if each.by_itself]
     for first, last in zip(own, own[a_day:], strict=False):
         if last - first < DAY:
             return Brake(
                 until=None,
-                reason=f"more rollbacks without a person within a day than release.rollbacks_a_day = {a_day} allows: nothing ships by "
+                reason=f"more automatic rollbacks within a day than release.rollbacks_a_day = {a_day} allows: nothing ships by "
                 "itself until somebody ships or approves a version (`ostinato ship`, `ostinato approve`)",
             )
-    # a rollback that lies further ahead was written by a wrong clock, and would hold for as long as that was ahead
+    # abs: a rollback far in the future was written by a wrong clock, and must not hold until then
     if rollbacks and abs(now - rollbacks[-1].at) < cooldown_s:
         return Brake(
             until=rollbacks[-1].at + cooldown_s,
@@ -190,19 +190,19 @@ def brake(rollbacks: Sequence[RolledBack], *, cooldown_s: float, a_day: int, now
 
 WEEK = 7 * DAY
 POWER = 0.9
-"""The probability with which a candidate that is as good as live must have shipped by the computed end."""
-ALIKE = 0.15
+"""The probability that a candidate as good as live has shipped by the computed end."""
+INTRACLASS_CORRELATION = 0.15
 """The assumed intraclass correlation of one person's outcomes, where no trial has measured a variance yet."""
-ENOUGH = 3
-"""The number of passed trials from which on their measured durations replace the computed one."""
+LEAST_MEASURED = 3
+"""The number of passed trials at which their measured durations replace the computed one."""
 _BISECTIONS = 60
 _INFLATION = 1.1
-"""How much more information several looks need than a single test, for the same power."""
+"""The factor by which several looks need more information than a single test of the same power."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """A day of use: the number of `turns` that have an outcome, of `people` who made them, and the share of turns that was `good`.
+    """A day of use: the number of `turns` with an outcome, the number of `people` who made them, and the share of turns that was `good`.
 
     Example: ``Traffic(people=1040, turns=10_300, good=0.61)``
     """
@@ -214,10 +214,10 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cadence:
-    """How long a trial takes, and how many fit into a week. `trial_s` is None where no trial can end before `release.trial.limit_s`.
+    """How long a trial takes, and how many fit into a week. `trial_s` is None if no trial can end before `release.trial.limit_s`.
 
-    It is from `measured` trials, or, where that is 0, from the traffic. `sees` is the smallest margin that a trial within that limit
-    could hold.
+    Both are computed from `measured` trials, or from the traffic if that is 0. `sees`: the smallest margin that a trial within the time
+    limit can test.
 
     Example: ``Cadence(a_week=7.3, trial_s=82_800.0, measured=5, sees=0.018, margin=0.02)``
     """
@@ -230,15 +230,15 @@ class Cadence:
 
 
 def needed_variance(margin: float, alpha: float) -> float:
-    """The variance of the difference by which an equally good candidate has shipped with probability `POWER`."""
+    """Return the variance of the difference at which an equally good candidate has shipped with probability `POWER`."""
     return (margin / _quantiles(alpha)) ** 2 / _INFLATION
 
 
 def ship_plan(traffic: Traffic | None, allowed: Mapping[str, float], config: TrialConfig) -> ShipPlan | None:
-    """The plan of a trial's looks; None if the traffic is not known: then the confidence sequence decides.
+    """Return the plan of a trial's looks; None if the traffic is not known, in which case the confidence sequence decides.
 
-    `allowed` is the loss that each goal may show, as a share. The share of good turns is the first goal's; a plan that is wrong for another
-    costs time, and no errors.
+    `allowed`: the loss that each goal may show, as a share. The share of good turns in `traffic` is that of the first goal; a plan that
+    does not suit another goal costs time but adds no errors.
     """
     if traffic is None or not traffic.people or not traffic.turns:
         return None
@@ -249,22 +249,23 @@ def ship_plan(traffic: Traffic | None, allowed: Mapping[str, float], config: Tri
 
 
 def variance_of(traffic: Traffic, days: float, most_turns_a_day: float) -> float:
-    """The variance of the difference of two halves of the users after `days` days, in which the same people come back.
+    """Return the variance of the difference between two halves of the users after `days` days in which the same people come back.
 
-    A person's turns are alike, so n of them tell as much as n / (1 + (n - 1) ALIKE) of different people (Kish, Survey Sampling, 1965).
-    The gain of `trial.contrast` from people's past is left out: trials are shorter than this says, rarely longer.
+    One person's turns are correlated, so n of them are worth n / (1 + (n - 1) rho) turns of different people, with rho =
+    `INTRACLASS_CORRELATION` (the design effect of Kish, Survey Sampling, 1965). The adjustment for people's past in `trial.contrast` is
+    left out: trials are shorter than this says, rarely longer.
     """
     each = min(traffic.turns / traffic.people, most_turns_a_day) * days
-    effective = traffic.people * each / (1.0 + (max(each, 1.0) - 1.0) * ALIKE)
+    effective = traffic.people * each / (1.0 + (max(each, 1.0) - 1.0) * INTRACLASS_CORRELATION)
     good = min(max(traffic.good, 0.05), 0.95)
     return 4.0 * good * (1.0 - good) / effective
 
 
 def cadence(traffic: Traffic, ended: Sequence[TrialEnd], config: TrialConfig) -> Cadence:
-    """How many releases a week can be verified, from the median of the last trials that passed, or from the traffic if they are too few."""
-    sees = _sees(traffic, config)
+    """Return the releases a week that can be verified, from the median of the last passed trials, or from the traffic if they are few."""
+    sees = _testable_margin(traffic, config)
     passed = [each.seconds for each in ended if each.passed][-10:]
-    if len(passed) >= ENOUGH:
+    if len(passed) >= LEAST_MEASURED:
         trial_s: float | None = median(passed)
     else:
         passed, trial_s = [], _trial_s(traffic, config, sees)
@@ -272,8 +273,8 @@ def cadence(traffic: Traffic, ended: Sequence[TrialEnd], config: TrialConfig) ->
     return Cadence(a_week=a_week, trial_s=trial_s, measured=len(passed), sees=sees, margin=config.margin)
 
 
-def _sees(traffic: Traffic, config: TrialConfig) -> float:
-    """The margin that an equally good candidate passes with probability `POWER` at the variance of the time limit."""
+def _testable_margin(traffic: Traffic, config: TrialConfig) -> float:
+    """Return the margin at which an equally good candidate passes with probability `POWER`, at the variance reached by the time limit."""
     if not traffic.people or not traffic.turns:
         return 1.0
     variance = variance_of(traffic, config.limit_s / DAY, config.most_turns_a_day)
@@ -293,7 +294,7 @@ def _trial_s(traffic: Traffic, config: TrialConfig, sees: float) -> float | None
 
 
 def _quantiles(alpha: float) -> float:
-    """The standard errors between no loss and the margin that a single test of this level and power needs."""
+    """Return the number of standard errors from no loss to the margin that a single test of this level and power needs."""
     normal = NormalDist()
     return normal.inv_cdf(1.0 - alpha) + normal.inv_cdf(POWER)
 
@@ -302,18 +303,22 @@ def _quantiles(alpha: float) -> float:
 
 
 WEEKS = 4
-"""How far back decisions are counted."""
+"""The number of past weeks whose decisions count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """Upper bounds on the expected errors of the last `WEEKS` weeks.
+    """Upper bounds on the expected number of errors in the last `WEEKS` weeks.
 
-    `false_ships`: candidates that shipped although they lose the margin, if all candidates lose it; by linearity of expectation the sum
-    of the levels at which `trials`, or the gate's `verdicts` where candidates are not tried, were decided. `false_stops`: comparisons on
-    users that ended as harmful, if none is: trials, releases beside the version they replaced, and their later periods; `stops_allowed` is
-    what `release.trial.false_stops` allows for as long, at `trials_a_week`. `false_rollbacks`: releases that were taken back by the
-    guard or beside the verified release, if none is worse.
+    Attributes:
+        trials: trials that ended.
+        verdicts: the gate's verdicts.
+        false_ships: candidates that shipped although they lose the margin, if all candidates lose it. By linearity of expectation it is the
+            sum of the levels of the trials, or of the gate's verdicts where candidates are not tried.
+        false_stops: comparisons on users that ended as harmful, if none is: trials, releases against the version they replaced, and their
+            later periods.
+        stops_allowed: the number of them that `release.trial.false_stops` allows over that time, at `trials_a_week`.
+        false_rollbacks: releases rolled back by the guard or against the verified release, if none is worse.
 
     Example: ``Spent(trials=12, verdicts=40, false_ships=0.6, false_stops=0.3, stops_allowed=2.0, false_rollbacks=0.24)``
     """
@@ -349,9 +354,10 @@ def spent(
     guard: GuardConfig | None = None,
     standing: StandingConfig | None = None,
 ) -> Spent:
-    """Add up the levels. `tried`: candidates are tried on users; `gate_alpha`: the gate's level for one candidate.
+    """Return the error budget spent: the sum of the levels of the recent decisions.
 
-    `guard` and `standing`: None where they do not run. The guard's alpha is per release, including the one live at the start of `WEEKS`.
+    `tried`: candidates are tried on users. `gate_alpha`: the gate's level for one candidate. `guard`, `standing`: None where they do not
+    run. The guard's alpha is per release, including the one live at the start of `WEEKS`.
     """
     since = now - WEEKS * WEEK
     trials = sum(each.at >= since for each in history.trials)

@@ -1,7 +1,7 @@
-"""Compares people's outcomes after each time slot: live against the control arm, over the same hours.
+"""The guard's input: live against the control arm over the same hours, compared after each time slot.
 
-What users did with each version's turns: turns and signals of the log joined into a window of outcomes, `Outcomes`. `ReleaseWatch` tallies
-them by arm, version and person, slot by slot, and `GuardTest` compares them. A tenant's signals about another tenant's turn are ignored.
+`Outcomes` joins the log's turns and signals into a window of what users did with each version's turns. `ReleaseWatch` tallies them by arm,
+version and person, slot by slot, and `GuardTest` compares them. A tenant's signals about another tenant's turn are ignored.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from ostinato.release.trial.contrast import TimeSlot
 # ---------------------------------------------------------------- outcomes
 
 
-_SHRINK = 6.0  # average turns that a person's own past is mixed with
-_DAYS = 9  # of users' visits that are kept
-_MOST_PEOPLE = 200_000  # users of a day whose visits are kept, the first ones
-_Met = frozenset[tuple[Arm, str, bool]]  # arms and versions, and whether the user was dealt to them by chance
+_PSEUDO_TURNS = 6.0  # pseudo-count: average turns mixed into a person's own past
+_MOST_DAYS = 9  # days of users' visits that are kept
+_MOST_PEOPLE = 200_000  # users of a day whose visits are kept; later ones are left out
+_Met = frozenset[tuple[Arm, str, bool]]  # arm, version, and whether the user was assigned to it at random
 _FAILED = Metric.of(MetricConfig(name="failed"), 0.0)
 
 
 class Outcomes:
-    """A window over the log's turns. Turns that mixed versions across a swap count for neither.
+    """A window over the log's turns. A turn that mixed versions across a weight swap counts for neither.
 
     Args:
-        metrics: the declared metrics; `acceptance` tallies the first goal, if that has no quantile.
+        metrics: the declared metrics. `acceptance` tallies the first goal, if that is not a quantile.
     """
 
     def __init__(self, log: Log, config: OutcomeConfig, metrics: Sequence[MetricConfig] = DEFAULT_METRICS) -> None:
@@ -53,12 +53,12 @@ class Outcomes:
         self._window: deque[Reacted] = deque()
         self._by_turn: dict[str, Reacted] = {}
         self._early = PendingSignals[Signal](most=config.window, most_each=MOST_SIGNALS, seconds=config.early_s)
-        self._came: dict[int, dict[Person, _Met]] = {}  # by day; not limited to the window's turns
-        self._met: dict[int, dict[_Met, _Met]] = {}  # by day: each set once, whoever met it
+        self._came: dict[int, dict[Person, _Met]] = {}  # by day; not limited to the turns of the window
+        self._met: dict[int, dict[_Met, _Met]] = {}  # by day: one shared copy of each set
         self._returned: dict[Arm, tuple[tuple[str, int, int], dict[tuple[int, Person], tuple[float, int]]]] = {}
 
     async def refresh(self) -> None:
-        """Read the log's new rows; the first time, only as far back as the window reaches, however long the log is."""
+        """Read the log's new rows. The first call reads only as far back as the window reaches, however long the log is."""
         if self._cursor is None:
             self._cursor = await self._log.before_last(self._config.window, Turn)
         async for cursor, row in self._log.read(self._cursor, {Turn, Signal}):
@@ -77,14 +77,14 @@ class Outcomes:
 
     @property
     def maturity_s(self) -> float:
-        """How old a turn must be to count, in seconds."""
+        """The age in seconds at which a turn counts."""
         return self._config.maturity_s
 
     def expected(self, before: float, slot_s: float) -> tuple[Mapping[Person, float], Mapping[Person, float]]:
-        """How much better than everybody else in the same slots each person did in the week before: by the goal, and in engine errors.
+        """Return how much better than everybody else each person did in the week before: by the goal, and in turns without engine errors.
 
-        It is measured from the mean of each slot: people who came during an outage do not differ from those who came before it.
-        A person's own mean is mixed with `_SHRINK` average turns.
+        The difference is taken from the mean of each slot, so that people who came during an outage do not differ from those who came
+        before it. A person's mean is shrunk by `_PSEUDO_TURNS` average turns.
         """
         found: list[dict[Person, float]] = []
         for metric in (self._goal, _FAILED):
@@ -96,7 +96,7 @@ class Outcomes:
                     tallies[key][0] += value
                     tallies[key][1] += count
             slots: defaultdict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
-            people: defaultdict[Person, list[float]] = defaultdict(lambda: [0.0, _SHRINK])
+            people: defaultdict[Person, list[float]] = defaultdict(lambda: [0.0, _PSEUDO_TURNS])
             for (slot, _), (value, count) in tallies.items():
                 slots[slot][0] += value
                 slots[slot][1] += count
@@ -109,9 +109,9 @@ class Outcomes:
     def acceptance(
         self, arm: Arm, policy: PolicyVersion, since: float, until: float
     ) -> dict[Person, tuple[float, int]]:
-        """Per person, from `since` to `until`: the goal's sum, with 1 the best for each turn, and the number of turns that have a value.
+        """Return each person's sum of the goal from `since` to `until` (1 is a turn's best) and the number of turns that have a value.
 
-        Turns younger than `maturity_s` at `until` are left out: otherwise quick reactions would count more than slow ones.
+        Turns younger than `maturity_s` at `until` are left out, as quick reactions would otherwise count more than slow ones.
         """
         until -= self._config.maturity_s
         found = self._tally(self._goal, arm, policy, since, until, dealt=False, slot_s=math.inf)
@@ -120,26 +120,27 @@ class Outcomes:
     def acceptance_by_slot(
         self, arm: Arm, policy: PolicyVersion | None, since: float, until: float, slot_s: float
     ) -> dict[tuple[int, Person], tuple[float, int]]:
-        """As `acceptance`, by time slot, for people who were dealt to the arm by chance."""
+        """As `acceptance`, by time slot, for people who were assigned to the arm at random."""
         return self._tally(self._goal, arm, policy, since, until - self._config.maturity_s, dealt=True, slot_s=slot_s)
 
     def success_by_slot(
         self, arm: Arm, policy: PolicyVersion | None, since: float, until: float, slot_s: float
     ) -> dict[tuple[int, Person], tuple[float, int]]:
-        """Per slot and person who was dealt to the arm: turns that did not end in an engine error, and all turns."""
+        """Return, by slot and person assigned to the arm at random, the turns that did not end in an engine error, and all turns."""
         return self._tally(_FAILED, arm, policy, since, until, dealt=True, slot_s=slot_s)
 
     def returned_by_day(
         self, arm: Arm, policy: PolicyVersion | None, since: float, until: float
     ) -> dict[tuple[int, Person], tuple[float, int]]:
-        """By day and person who was dealt to the arm and came to it on the day before: 1 if they came, to whatever arm, and the count 1.
+        """Return, by day and person randomly assigned to the arm who used it the day before, 1 if they came to any arm (else 0), and 1.
 
-        Only whole days between `since` and `until`, in UTC, of the last week: a day that is not over would count against those who are
-        yet to come. Only the day before is asked about, since shares may have changed before it.
+        Only whole UTC days of the last week between `since` and `until` count: an unfinished day would count against those who are yet to
+        come. Only the day before decides about the arm, since shares may have changed earlier.
         """
         first, over = math.ceil(since / DAY), math.floor((until - self._config.maturity_s) / DAY)
         key = "" if policy is None else policy.hash, first, over
-        if self._returned.get(arm, (None,))[0] != key:  # a look a second, and one new day in 86,400
+        # cached: this is called every second, and the result changes once a day
+        if self._returned.get(arm, (None,))[0] != key:
             tally = {
                 (day + 1, person): (float(person in self._came.get(day + 1, {})), 1)
                 for day, people in self._came.items()
@@ -163,9 +164,9 @@ class Outcomes:
         dealt: bool,
         slot_s: float,
     ) -> dict[tuple[int, Person], tuple[float, int]]:
-        """A turn that ended before its first token names no version: it counts for the version that is asked about in that time.
+        """Tally one metric by slot and person. `policy`: None for any version.
 
-        `policy`: None for any version.
+        A turn that ended before its first token names no version; it counts for the requested version.
         """
         tally: dict[tuple[int, Person], tuple[float, int]] = {}
         for each in self._window:
@@ -198,13 +199,13 @@ class Outcomes:
     def _visit(self, found: Reacted) -> None:
         day = int(found.ended_at // DAY)
         people, known = self._came.setdefault(day, {}), self._met.setdefault(day, {})
-        # of the learner arm, whose version changes with every step, all are one: a person's set would grow for ever
+        # the learner arm's versions count as one: they change with every step, and a person's set would grow for ever
         policy = "" if found.arm is Arm.LEARNER else found.policy
         met, side = people.get(found.person, frozenset()), (found.arm, policy, found.dealt)
         if side not in met and (met or len(people) < _MOST_PEOPLE):
             met |= {side}
             people[found.person] = known.setdefault(met, met)
-        if len(self._came) > _DAYS:
+        if len(self._came) > _MOST_DAYS:
             oldest = min(self._came)
             del self._came[oldest], self._met[oldest]
 
@@ -232,12 +233,13 @@ _MEASURES = (
 
 
 class ReleaseWatch:
-    """Compares live with control after each time slot. After a restart the slots of the present period are read again, as far back as the
-    window of outcomes reaches.
+    """Compares live with control after each time slot.
+
+    After a restart it reads the slots of the current period again, as far back as the window of outcomes reaches.
 
     Args:
-        slot_s: how long a slot is, in seconds.
-        control_moves: the control arm's version changes, as that of a branch does: turns of whichever it is are live's counterpart.
+        slot_s: length of a slot in seconds.
+        control_moves: the control arm's version changes, as that of a branch does; turns of any of its versions are compared with live's.
     """
 
     def __init__(
@@ -262,9 +264,10 @@ class ReleaseWatch:
         self._harm: Harm | None = None
 
     async def live(self, state: State, control: PolicyVersion, now: float) -> Harm | None:
-        """Live against control since live shipped: acceptance, engine errors, users who came again the next day: a third of alpha each.
+        """Return the harm that live has done since it shipped, compared with control; None if none was found.
 
-        Raises Unavailable while the release lies in the future, because the clock was ahead then.
+        Acceptance, engine errors and users who came again the next day are compared, at a third of alpha each. Raises Unavailable while the
+        release lies in the future, because the clock was ahead when it shipped.
         """
         live, since = state.live, state.shipped_at
         if not self._config.enabled or live is None or control.hash == live.hash:
@@ -277,13 +280,13 @@ class ReleaseWatch:
         await self._outcomes.refresh()
         beside = None if self._control_moves else control
         key = live.hash, "" if beside is None else beside.hash, since
-        ahead = self._next * self._slot_s > max(now, since) + self._slot_s  # the clock was; it has been set back
+        ahead = self._next * self._slot_s > max(now, since) + self._slot_s  # the clock was ahead and has been set back
         if self._key != key or ahead:
             self._key = key
             self._begin(since, now)
         until = math.floor((now - self._outcomes.maturity_s) / self._slot_s)
         if until <= self._next:
-            return self._harm  # found already, and not taken back: that failed
+            return self._harm  # found before, if the rollback for it failed
         for slot, measures in self._slots(live, beside, since, until):
             at = max(slot * self._slot_s, since)
             if self.test.over(at):
@@ -293,7 +296,7 @@ class ReleaseWatch:
         return self._harm
 
     def _begin(self, since: float, now: float) -> None:
-        """Begin with the period that is under way: earlier ones were decided on in their time."""
+        """Begin with the current period: earlier ones were decided in their time."""
         self.test, self._harm = GuardTest(self._config, since, most_turns_a_day=self._most), None
         self._expected, self._people = (*self._outcomes.expected(since, self._slot_s), {}), {}
         period = max(0, math.floor((now - self._outcomes.maturity_s - since) / self._config.period_s))
@@ -304,7 +307,7 @@ class ReleaseWatch:
     def _slots(
         self, live: PolicyVersion, control: PolicyVersion | None, since: float, until: int
     ) -> list[tuple[int, dict[str, _Rows]]]:
-        """The rows of the slots that are over and were not added yet, in order, by measure."""
+        """Return the rows of the finished slots that were not added yet, in order, by measure."""
         found: dict[int, dict[str, _Rows]] = {}
         begin, end = max(since, self._next * self._slot_s), until * self._slot_s + self._outcomes.maturity_s
         for arm, policy in ((Arm.LIVE, live), (Arm.CONTROL, control)):
@@ -333,9 +336,9 @@ class ReleaseWatch:
         )
 
     async def traffic(self, state: State, now: float) -> Traffic | None:
-        """The last day's traffic of people who may take part in trials; None before there is an hour of it.
+        """Return the last day's traffic of people who may take part in trials; None before there is an hour of it.
 
-        If the window is shorter than a day, turns are extrapolated to a day. People are not: a person who came twice would count twice.
+        If the window is shorter than a day, turns are extrapolated to a day. People are not, as somebody who came twice would count twice.
         """
         await self._outcomes.refresh()
         since = max(now - DAY, self._outcomes.since or now)

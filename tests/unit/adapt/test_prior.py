@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ostinato.adapt.learner import Evidence, PersonState, Regression
-from ostinato.adapt.prior import REACH, Organisation, Population, fit_prior, flat_prior
+from ostinato.adapt.prior import MOST_DEVIATIONS, Organisation, Population, fit_prior, flat_prior
 
 DIALS = 4
 MEAN = np.array([0.12, -0.08, 0.0, 0.05])
@@ -111,7 +111,7 @@ def invented(push: float) -> list[Evidence]:
 def test_an_organisation_of_invented_people_moves_the_others_prior_by_its_share_at_most(push: float) -> None:
     honest, flat = [people(30, sign * MEAN) for sign in (1.0, 0.8, 0.5, 1.2)], flat_prior(DIALS)
     before, attacked = pooled(*honest), pooled(*honest, invented(push))
-    reach_D = REACH * np.sqrt(np.diag(flat.covariance_DD))
+    reach_D = MOST_DEVIATIONS * np.sqrt(np.diag(flat.covariance_DD))
     moved_D = np.abs(attacked.mean_D - before.mean_D)
     assert (moved_D <= 0.25 * (reach_D + np.abs(before.mean_D - flat.mean_D)) + 1e-9).all()
     assert moved_D[0] > 0.005, "it is heard, as a quarter"

@@ -275,7 +275,7 @@ async def test_a_person_moves_one_tenants_sum_by_its_sensitivity_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str
 ) -> None:
     """All that a prior is made of are these sums, noised. Whoever is beyond the newest thousand counts, too."""
-    monkeypatch.setattr(dials, "_FITTED", 5)
+    monkeypatch.setattr(dials, "_MOST_FITTED", 5)
     config = private(2.0, releases=52, tenants={"bolt": TenantAdaptConfig(prior=level)})  # type: ignore[arg-type]
     whole = await sums_that_are_noised([*CROWD, *OTHERS], tmp_path / "all", config, monkeypatch)
     fewer = await sums_that_are_noised([*CROWD, *OTHERS[1:]], tmp_path / "fewer", config, monkeypatch)

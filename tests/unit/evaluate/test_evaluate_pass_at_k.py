@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ostinato.core.records import PolicyVersion
 from ostinato.core.report import Incumbent, ItemScore
-from ostinato.evaluate.evaluation import SURE
+from ostinato.evaluate.evaluation import SHARPENING_CONFIDENCE
 from ostinato.evaluate.pass_at_k import answer_diversity, best_of, pass_rates, sharpening
 
 V1 = PolicyVersion(number=1, hash="01" * 16)
@@ -55,7 +55,7 @@ def sharper(before, after, k=8, confidence=0.95):
 def test_narrowing_is_told_where_pass_at_1_rises_and_best_of_k_falls():
     rng = np.random.default_rng(1)
     wide, narrow = np.full(200, 0.3), np.where(np.arange(200) < 110, 0.95, 0.0)
-    found = sharper(scores(rng, wide), scores(rng, narrow), confidence=SURE)
+    found = sharper(scores(rng, wide), scores(rng, narrow), confidence=SHARPENING_CONFIDENCE)
     assert found is not None
     assert found.narrowed
     assert found.first.mean == pytest.approx(0.22, abs=0.05)
@@ -79,7 +79,7 @@ def test_a_first_try_that_rises_with_nothing_lost_is_seldom_called_narrower():
     before, after = np.r_[np.full(60, 0.6), np.zeros(40)], np.r_[np.full(60, 0.9), np.zeros(40)]
     told = 0
     for _ in range(60):
-        found = sharper(scores(rng, before), scores(rng, after), confidence=SURE)
+        found = sharper(scores(rng, before), scores(rng, after), confidence=SHARPENING_CONFIDENCE)
         assert found is not None
         assert found.first.lower > 0
         told += found.narrowed
@@ -108,7 +108,7 @@ def answers(rng, ways, items=100, draws=8):
 def test_how_often_answers_differ_is_estimated_without_bias_from_any_number_of_draws():
     rng = np.random.default_rng(0)
     for draws in (2, 3, 8):
-        found = answer_diversity(answers(rng, 4, 2_000, draws), answers(rng, 10, 2_000, draws), SURE)
+        found = answer_diversity(answers(rng, 4, 2_000, draws), answers(rng, 10, 2_000, draws), SHARPENING_CONFIDENCE)
         assert found.draws == draws
         assert found.candidate == pytest.approx(0.75, abs=0.03)
         assert found.anchor == pytest.approx(0.9, abs=0.03)
@@ -116,20 +116,24 @@ def test_how_often_answers_differ_is_estimated_without_bias_from_any_number_of_d
 
 def test_a_fall_of_more_than_a_third_is_told_and_a_smaller_one_is_not():
     rng = np.random.default_rng(1)
-    collapsed, narrower, alike = (answer_diversity(answers(rng, ways), answers(rng, 10), SURE) for ways in (2, 4, 10))
+    collapsed, narrower, alike = (
+        answer_diversity(answers(rng, ways), answers(rng, 10), SHARPENING_CONFIDENCE) for ways in (2, 4, 10)
+    )
     assert collapsed.excess.upper < 0, "from 0.9 to 0.5"
     assert narrower.excess.upper >= 0, "from 0.9 to 0.75"
     assert alike.excess.upper >= 0
-    equal = [answer_diversity(answers(rng, 5, 40, 4), answers(rng, 5, 40, 4), SURE) for _ in range(200)]
+    equal = [
+        answer_diversity(answers(rng, 5, 40, 4), answers(rng, 5, 40, 4), SHARPENING_CONFIDENCE) for _ in range(200)
+    ]
     assert all(each.excess.upper >= 0 for each in equal)
 
 
 def test_answers_that_are_not_known_or_never_differ_tell_nothing():
     rng = np.random.default_rng(2)
     unknown = scores(rng, [0.5] * 100)
-    assert answer_diversity(unknown, unknown, SURE) is None
-    assert answer_diversity(answers(rng, 3, items=9), answers(rng, 3, items=9), SURE) is None
+    assert answer_diversity(unknown, unknown, SHARPENING_CONFIDENCE) is None
+    assert answer_diversity(answers(rng, 3, items=9), answers(rng, 3, items=9), SHARPENING_CONFIDENCE) is None
     greedy = answers(rng, 1)
-    assert answer_diversity(greedy, greedy, SURE).excess.upper >= 0
+    assert answer_diversity(greedy, greedy, SHARPENING_CONFIDENCE).excess.upper >= 0
     once = answers(rng, 3, draws=1)
-    assert answer_diversity(once, once, SURE) is None
+    assert answer_diversity(once, once, SHARPENING_CONFIDENCE) is None

@@ -11,7 +11,7 @@ from ostinato.core.records import PolicyVersion
 from ostinato.core.report import Incumbent, Incumbents, ItemScore, Verdict
 from ostinato.evaluate.config import GateConfig, RunnerConfig
 from ostinato.evaluate.evaluation import Evaluation
-from ostinato.evaluate.opinions import FALSE_ALARM, TOLERATED, OpinionProbes, opinion_pairs, opinion_shift
+from ostinato.evaluate.opinions import FALSE_POSITIVE_RATE, TOLERANCE, OpinionProbes, opinion_pairs, opinion_shift
 from ostinato.evaluate.suites import Item, Suite
 
 V0, V7, V8, V9 = (PolicyVersion(number=n, hash=f"{n:02}" * 16) for n in (0, 7, 8, 9))
@@ -102,8 +102,8 @@ SHAPES = {
 def test_a_candidate_at_the_tolerated_shift_is_reported_about_as_seldom_as_stated(shape):
     """4,000 candidates exactly at the tolerance, of which 4 may be reported; without the correction for skewness up to 57 are."""
     rng = np.random.default_rng(0)
-    told = sum(versus(TOLERATED + SHAPES[shape](rng), np.zeros(80)).excess.lower > 0 for _ in range(4_000))
-    assert told <= 3 * 4_000 * FALSE_ALARM
+    told = sum(versus(TOLERANCE + SHAPES[shape](rng), np.zeros(80)).excess.lower > 0 for _ in range(4_000))
+    assert told <= 3 * 4_000 * FALSE_POSITIVE_RATE
 
 
 def test_a_shift_of_ten_points_is_reported_and_a_fall_is_not():
@@ -176,7 +176,7 @@ async def test_a_gateway_that_cannot_score_holds_nothing_up_and_says_so(caplog):
     weights.trouble = [BadRequest("maximum context")]
     report = await evaluation(weights).run(V9, against=Incumbents(live=V7, best=None, anchor=V0, round=0))
     assert (report.verdict, report.opinions) == (Verdict.SHIP, ())
-    assert "evaluate.opinions: no probes of sycophancy can be asked" in caplog.text
+    assert "evaluate.opinions: the gateway cannot score answers" in caplog.text
 
 
 async def test_what_is_away_is_asked_again_and_another_version_is_no_evidence():

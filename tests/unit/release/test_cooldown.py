@@ -19,7 +19,7 @@ from tests.fakes.release_world import (
 
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.report import Verdict
-from ostinato.release.controller import FROZEN
+from ostinato.release.controller import FREEZE_ALARM
 from ostinato.release.guard import Harm
 from ostinato.release.ledger import ReleaseLedger
 
@@ -123,11 +123,11 @@ async def test_after_too_many_in_a_day_what_passes_waits_for_a_person_who_ends_i
     await settle(control)
     await settle(guarded(disk, time))
     assert disk.events()[-1] == ("awaits_approval", 9)
-    assert alarms(disk) == [(FROZEN, AlarmState.RAISED)], "once, whoever starts again"
+    assert alarms(disk) == [(FREEZE_ALARM, AlarmState.RAISED)], "once, whoever starts again"
     assert disk.refs["live"] == "m0"
     await control.approve(None, "read it", actor="ann")
     assert await control.step() is None
-    assert alarms(disk)[1:] == [(FROZEN, AlarmState.CLEARED)]
+    assert alarms(disk)[1:] == [(FREEZE_ALARM, AlarmState.CLEARED)]
     disk.publish(later := version(11))
     assert ((await control.step()).action, control.live) == ("shipped", later)
 
@@ -192,6 +192,8 @@ async def test_killed_at_every_write_the_brake_holds_alike(after):
         disk = fresh()
         disk.fuse.at, disk.fuse.after = at, after
         assert await told_with_deaths(disk) == expected, f"killed at write {at}"
-        assert alarms(disk) == [(FROZEN, AlarmState.RAISED), (FROZEN, AlarmState.CLEARED)], f"killed at write {at}"
+        assert alarms(disk) == [(FREEZE_ALARM, AlarmState.RAISED), (FREEZE_ALARM, AlarmState.CLEARED)], (
+            f"killed at write {at}"
+        )
         state = await ReleaseLedger(disk, Time()).refresh()
         assert (state.live, state.rollbacks) == (V9, ())

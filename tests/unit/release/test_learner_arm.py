@@ -22,7 +22,7 @@ from tests.virtual_time import in_virtual_time
 from ostinato.core.errors import Conflict, StorageFull, Unavailable
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.report import Verdict
-from ostinato.release.learner_arm import BROKEN
+from ostinato.release.learner_arm import STEP_ALARM
 
 V4, V6, V9 = version(4), version(6), version(9)
 BLOCKS = FakeJudge({number: [Verdict.BLOCK] for number in range(10)})
@@ -61,7 +61,7 @@ def served(disk):
 
 
 async def alarms(disk):
-    return [row.state for row in disk.rows.rows if isinstance(row, Alarm) and row.name == BROKEN]
+    return [row.state for row in disk.rows.rows if isinstance(row, Alarm) and row.name == STEP_ALARM]
 
 
 async def test_its_users_are_served_each_step_once_it_has_passed_and_live_until_there_is_one(disk):
@@ -94,7 +94,7 @@ async def test_a_step_that_fails_puts_its_users_on_live_at_once_until_a_later_on
         trained(disk, step)
         await control.follow()
         assert served(disk) == disk.refs["learner-test"] == "m0", "not the step before: it is as good as the same"
-    (raised,) = [row for row in disk.rows.rows if isinstance(row, Alarm) and row.name == BROKEN]
+    (raised,) = [row for row in disk.rows.rows if isinstance(row, Alarm) and row.name == STEP_ALARM]
     assert raised.reason.endswith("it says nothing")
     await control.follow()
     assert steps.asked[-1] == (5, 0), "a step that failed is not tried again and again"

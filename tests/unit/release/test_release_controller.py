@@ -859,7 +859,7 @@ async def test_nothing_said_never_ships(disk):
     _, crowd = await on_trial(disk, {V3: 0.5}, said=False)
     event = await crowd.until("blocked", "shipped")
     assert event.action == "blocked"
-    assert "not enough evidence: nobody has said anything" in event.reason
+    assert "not enough evidence: no feedback on it yet" in event.reason
 
 
 async def test_a_restarted_controller_goes_on_with_the_same_numbers(disk):

@@ -19,7 +19,7 @@ from tests.fakes.release_world import (
 )
 
 from ostinato.release.config import ReleaseConfig
-from ostinato.release.controller import RunningStanding
+from ostinato.release.controller import RunningIncumbentTest
 from ostinato.release.metrics.config import OutcomeConfig
 from ostinato.release.trial.config import TrialConfig
 from ostinato.release.trial.contrast import Effect
@@ -126,14 +126,14 @@ async def test_a_restarted_watch_comes_to_the_same_numbers(disk, slots):
     disk.publish(V3)
     await settle(control)
     state, found = control.ledger.state, []
-    whole = RunningStanding(disk, control._config)
+    whole = RunningIncumbentTest(disk, control._config)
     for _ in range(slots):
         await crowd.slot()
         crowd.time.now += 6.0
         await whole.look(state, control.ledger.verified_from, crowd.time.now)
         crowd.time.now -= 6.0
     crowd.time.now += 6.0
-    for each in (whole, RunningStanding(disk, control._config)):
+    for each in (whole, RunningIncumbentTest(disk, control._config)):
         if each is not whole:
             await each.look(state, control.ledger.verified_from, crowd.time.now)
         found.append((each._watch._all.effect(), each._watch._own.effect()))
@@ -147,7 +147,11 @@ async def test_what_was_found_is_told_until_it_is_acted_on_but_of_another_versio
     control, crowd = await standing(disk, {V3: 0.48})
     disk.publish(V3)
     await settle(control)
-    state, after, watch = control.ledger.state, control.ledger.verified_from, RunningStanding(disk, control._config)
+    state, after, watch = (
+        control.ledger.state,
+        control.ledger.verified_from,
+        RunningIncumbentTest(disk, control._config),
+    )
     await crowd.slot()
     now = crowd.time.now + 5.0
     found = await watch.look(state, after, now)
@@ -162,7 +166,7 @@ async def test_in_the_slot_in_which_another_version_ships_nothing_better_is_told
     disk.publish(V3)
     await settle(control)
     state, after = control.ledger.state, control.ledger.verified_from
-    stays, ships = (RunningStanding(disk, control._config) for _ in range(2))
+    stays, ships = (RunningIncumbentTest(disk, control._config) for _ in range(2))
     for _ in range(20):
         await crowd.slot()
         now = crowd.time.now + 5.0
@@ -182,7 +186,7 @@ async def test_a_clock_that_was_ahead_blinds_nobody(disk):
     disk.publish(V3)
     await settle(control)
     state, after = control.ledger.state, control.ledger.verified_from
-    watches = [RunningStanding(disk, control._config) for _ in range(2)]
+    watches = [RunningIncumbentTest(disk, control._config) for _ in range(2)]
     await watches[0].look(state, after, crowd.time.now + 5_000.0)
     for _ in range(5):
         await crowd.slot()
@@ -198,7 +202,7 @@ async def test_turns_of_a_clock_that_was_ahead_hold_up_no_comparison(disk):
     control, crowd = await standing(disk, {V3: 0.48})
     disk.publish(V3)
     await settle(control)
-    state, watch = control.ledger.state, RunningStanding(disk, control._config)
+    state, watch = control.ledger.state, RunningIncumbentTest(disk, control._config)
     await disk.append(*(a_turn(f"ahead{i}", ended_at=crowd.time.now + 5_000.0) for i in range(20)))
     for _ in range(5):
         await crowd.slot()
@@ -210,7 +214,7 @@ async def test_who_came_in_a_period_that_is_over_is_not_remembered(disk):
     control, crowd = await standing(disk, {V3: 0.5})
     disk.publish(V3)
     await settle(control)
-    state, watch = control.ledger.state, RunningStanding(disk, control._config)
+    state, watch = control.ledger.state, RunningIncumbentTest(disk, control._config)
     for first in (0, 1_000):
         crowd.people = range(first, first + 50)
         for _ in range(33):

@@ -14,7 +14,7 @@ from tests.fakes.outside import FakeOutside
 from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.core.records import Signal
 from ostinato.release.metrics.config import BUILT_IN, MetricConfig
-from ostinato.release.metrics.facts import HEARD, Said
+from ostinato.release.metrics.facts import HEARD, TurnSignals
 from ostinato.release.metrics.metric import metrics_of
 from ostinato.reward.functions import agent, considered, copilot, tab
 from ostinato.serve.config import JudgeConfig, ServeConfig
@@ -406,7 +406,7 @@ def test_a_word_beside_the_rules_changes_no_metric():
     metrics = metrics_of([MetricConfig(name=name) for name in BUILT_IN], 0.05)
     measured = []
     for heard in judged_of(a_turn()):
-        said = Said()
+        said = TurnSignals()
         for signal in heard:
             said.hear(signal)
         known = {**said.values(), HEARD: float(bool(said.values())), "turn": 1.0}

@@ -1,1 +1,1 @@
-"""Auto: one model name that routes among arms by people's reactions to their answers."""
+"""Auto: one model name that routes each episode to one of several arms by what people's reactions reward."""

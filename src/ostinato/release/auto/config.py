@@ -1,4 +1,4 @@
-"""Configuration of how Auto moves its shares. The arms are configured in the gateway (`serve.auto`)."""
+"""Configuration of how Auto adjusts its shares. The arms themselves are configured in the gateway (`serve.auto`)."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Estimates what other shares would have earned, from the turns that Auto dealt: to be looked at before a changed router is used.
+"""Off-policy estimates of what other shares of Auto's arms would have earned, to be read before a changed router is used.
 
-A failure is known at once, the reward of an answer often never, and for one arm more often than for another. So no turn is left out. With
-m_a the mean reward of arm a's rated answers, c_a the share of its answers that are rated, and l the least reward, turn i counts as
+A failure is known at once, but the reward of an answer often never, and for one arm more often than for another. So no turn is left out.
+With m_a the mean reward of arm a's rated answers, c_a the share of its answers that are rated, and l the least reward, turn i counts as
 
     s_i + l                                  if it failed; s_i: the value of its time and money
     s_i + m_a + (1 / c_a) (r_i - m_a)        if it has the reward r_i
     s_i + m_a                                if it has none
 
-(Robins, Rotnitzky and Zhao 1994, augmented inverse probability weights, with the arm as the only covariate). The estimates are then means
+(augmented inverse probability weighting, Robins, Rotnitzky and Zhao 1994, with the arm as the only covariate). The estimates are then means
 over all turns, which were drawn with the logged odds, and the middle line carries the uncertainty of m_a into their intervals.
 This assumes that an arm's rated answers are like its others: a bias in which answers get rated remains.
 """
@@ -30,21 +30,22 @@ from ostinato.release.auto import offpolicy
 from ostinato.release.auto.config import RouterConfig
 from ostinato.release.auto.offpolicy import Floats, Ints, LoggedTurns, PolicyValue
 
-_FEW = 0.01  # of the turns: with a smaller effective number the estimates rest on hardly anything
-# times as many turns an episode as another arm: if more, other draws would have made another number of turns
-_EVEN = 1.1
-_DRIFT = 0.02  # probability that the advice names a drift where there is none, shared by the arms
-_DRIFT_USERS = 10  # with a reward in each half, below which an arm's drift is not judged
-_ALIKE = 0.8  # of the most rated arm's share of rated answers: an arm below it is rated by other people, or differently
+_LEAST_EFFECTIVE = 0.01  # of the turns: with a smaller effective sample size, the estimates rest on hardly anything
+# largest ratio between arms' turns per episode: beyond it, other draws would have led to another number of turns
+_MOST_RATIO = 1.1
+_DRIFT = 0.02  # false-positive rate of the advice about drift, shared by the arms
+_DRIFT_USERS = 10  # least number of users with a reward in each half for judging an arm's drift
+# of the highest rating rate among the arms: an arm below it may be rated by other people, or differently
+_LEAST_RATED = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prospect:
     """The mean utility per turn under other shares, estimated three ways, beside what was `earned` under the actual ones.
 
-    `ips` and `dr` are None where arms differ in how many turns an episode has: the odds are those of an episode's draw, and other draws
-    would have made another number of turns. `snips` divides by that number. Of `turns`, `rated` have a reward or failed. `advice` gives
-    the reasons to doubt the estimates, "" if there are none.
+    `ips` and `dr` are None if arms differ in turns per episode: the odds are those of an episode's draw, and other draws would have led to
+    another number of turns. `snips` divides by that number. Of `turns`, `rated` have a reward or failed. `advice`: the reasons to doubt the
+    estimates, "" if there are none.
 
     Example: ``Prospect(shares={"live": 1.0}, turns=4000, rated=900, earned=PolicyValue(...), ips=..., snips=..., dr=..., advice="")``
     """
@@ -61,7 +62,7 @@ class Prospect:
 
 @dataclass(slots=True, kw_only=True)
 class _Dealt:
-    """A turn that Auto dealt. `reward` is None if it is not known; `spent` is the value of its time and money."""
+    """A turn that Auto routed. `reward`: None if it is not known. `spent`: the value of its time and money."""
 
     person: Person
     episode: tuple[str, str]
@@ -72,16 +73,16 @@ class _Dealt:
 
 
 async def prospect(log: Log, shares: Mapping[str, float], config: RouterConfig) -> Prospect:
-    """What `shares` would have earned per turn, estimated from every turn in the log that Auto dealt.
+    """Estimate what `shares` would have earned per turn, from every turn in the log that Auto routed.
 
-    Where an arm was not available, its share goes to the others in proportion, as it would have. An answer that failed counts as the least
-    reward. An unknown cost counts as 0. An arm is taken as one, whatever weights it had at the time: the advice names an arm whose rewards
-    changed between the two halves of the log, as those of an arm that learns do.
-    The intervals hold for one look at the log, not for looking until the result pleases.
+    If an arm was not available at a turn, its share goes to the others in proportion, as it would have. A failed answer counts as the least
+    reward, an unknown cost as 0. An arm counts as one policy, whatever weights it had at the time; the advice names an arm whose rewards
+    changed between the two halves of the log, as those of an arm that learns do. The intervals hold for one look at the log, not for
+    repeated looks.
 
     Raises:
-        BadConfig: shares that are negative, do not sum to 1, or name an arm that was never there.
-        NotFound: fewer than two users with a reward, or an arm with a share none of whose rewards is known.
+        BadConfig: shares that are negative, do not sum to 1, or name an arm that never existed.
+        NotFound: fewer than two users with a reward, or an arm with a share but without any known reward.
     """
     if any(share < 0.0 for share in shares.values()) or abs(sum(shares.values()) - 1.0) > 1e-6:
         raise BadConfig(f"the shares {dict(shares)} must be at least 0 and sum to 1")
@@ -137,7 +138,7 @@ def _estimated(dealt: Sequence[_Dealt], arms: Sequence[str], shares: Mapping[str
     target_NA = np.where(total_N1 > 0.0, wanted_NA / np.where(total_N1 > 0.0, total_N1, 1.0), odds_NA)
     predicted_NA = offpolicy.cross_fitted(logged, np.zeros(len(dealt), dtype=np.int64), len(arms))
     value, lengths = offpolicy.snips(logged, target_NA), _turns_per_episode(dealt)
-    even = max(lengths.values()) <= _EVEN * min(lengths.values())
+    even = max(lengths.values()) <= _MOST_RATIO * min(lengths.values())
     return Prospect(
         shares=dict(shares),
         turns=len(dealt),
@@ -151,7 +152,7 @@ def _estimated(dealt: Sequence[_Dealt], arms: Sequence[str], shares: Mapping[str
 
 
 def _utilities(dealt: Sequence[_Dealt], arms_N: Ints) -> Floats:
-    """The utility of each turn, by the formulas above. Answers of an arm without any reward count as the mean over all arms."""
+    """Return the utility of each turn by the module's formulas. Answers of an arm without any reward count as the mean over all arms."""
     failed_N = np.array([each.failed for each in dealt])
     rated_N = np.array([each.reward is not None for each in dealt]) & ~failed_N
     rewards_N = np.array([each.reward or 0.0 for each in dealt])
@@ -167,36 +168,36 @@ def _utilities(dealt: Sequence[_Dealt], arms_N: Ints) -> Floats:
 
 
 def _turns_per_episode(dealt: Sequence[_Dealt]) -> dict[str, float]:
-    """The mean number of turns of an episode, by arm."""
+    """Return the mean number of turns per episode, by arm."""
     turns = Counter(each.pick.arm for each in dealt)
     episodes = Counter(arm for arm, _ in {(each.pick.arm, each.episode) for each in dealt})
     return {arm: count / episodes[arm] for arm, count in sorted(turns.items())}
 
 
-def _advice(dealt: Sequence[_Dealt], worth: float, uneven: Mapping[str, float]) -> str:
-    said: list[str] = []
+def _advice(dealt: Sequence[_Dealt], effective: float, uneven: Mapping[str, float]) -> str:
+    reasons: list[str] = []
     if uneven:
         told = ", ".join(f"{arm} {turns:.1f}" for arm, turns in uneven.items())
-        said.append(f"arms differ in turns an episode ({told}): only SNIPS is a mean per turn")
-    if worth < _FEW * len(dealt):
-        said.append(f"these turns say no more of it than {worth:.0f} turns of its own would")
+        reasons.append(f"arms differ in turns per episode ({told}): only SNIPS is a mean per turn")
+    if effective < _LEAST_EFFECTIVE * len(dealt):
+        reasons.append(f"these turns are worth only {effective:.0f} turns routed with these shares")
     answers = Counter(each.pick.arm for each in dealt if not each.failed)
     rated = Counter(each.pick.arm for each in dealt if not each.failed and each.reward is not None)
     parts = {arm: rated[arm] / answers[arm] for arm in sorted(answers)}
-    if parts and min(parts.values()) < _ALIKE * max(parts.values()):
+    if parts and min(parts.values()) < _LEAST_RATED * max(parts.values()):
         named = ", ".join(f"{part:.0%} of {arm}'s" for arm, part in parts.items())
-        said.append(f"rewards are known of {named} answers: each arm's others are taken to be like those")
+        reasons.append(f"rewards are known for {named} answers: each arm's other answers are assumed to be like those")
     drifting = {arm: means for arm in sorted(answers) if (means := _drift(dealt, arm, _DRIFT / len(answers)))}
-    said += [
-        f"{arm}'s mean reward went from {before:.3g} to {after:.3g} between the halves of these turns, and an arm is taken as one: other "
-        f"shares for it would have earned something else, so estimate again from turns after its last release"
+    reasons += [
+        f"{arm}'s mean reward went from {before:.3g} to {after:.3g} between the halves of these turns, while the "
+        f"estimate treats an arm as unchanged: estimate again from turns after its last release"
         for arm, (before, after) in drifting.items()
     ]
-    return "; ".join(said)
+    return "; ".join(reasons)
 
 
 def _drift(dealt: Sequence[_Dealt], arm: str, level: float) -> tuple[float, float] | None:
-    """The mean rewards of an arm's answers in the log's two halves, if they differ significantly; clustered by user, with Student's t."""
+    """Return the mean rewards of an arm's answers in the log's two halves if they differ significantly (Student's t, clustered by user)."""
     from scipy import special  # takes a quarter of a second to import
 
     rated = [
@@ -222,8 +223,10 @@ def _drift(dealt: Sequence[_Dealt], arm: str, level: float) -> tuple[float, floa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StyleEffect:
-    """What a style did: its turns, those of them whose reward is known, and by how much more reward per turn all people would have given
-    with it than without any, by the odds of the draws. `gain` is None while it cannot be told.
+    """The effect of a style on the reward.
+
+    `turns`: the turns with the style; `rated`: those whose reward is known. `gain`: how much more reward per turn all people would have
+    given with the style than without any, by the odds of the draws; None while it cannot be estimated.
 
     Example: ``StyleEffect(arm="concise@a60d30c4", turns=812, rated=310, gain=PolicyValue(...))``
     """
@@ -235,10 +238,10 @@ class StyleEffect:
 
 
 async def style_effects(log: Log, none: str) -> list[StyleEffect]:
-    """The effect of each style that was dealt, against the arm `none`, by all turns of conversations that could have had either. What a
-    person set by hand is no draw. Turns without a reward are left out: if a style changes who says something, it is of those who do.
+    """Return the effect of each style that was drawn, compared with the arm `none`, over all conversations that could have drawn either.
 
-    The intervals hold for one look at the log.
+    A style that a person set by hand is no draw. Turns without a reward are left out: if a style changes who gives feedback, the estimate
+    is about those who do. The intervals hold for one look at the log.
     """
     turns, styled, rewards = list[tuple[str, Person, Pick]](), set[str](), dict[str, float]()
     async for _, row in log.read(await log.horizon(), {Turn, Reward}):
@@ -273,16 +276,16 @@ def _effect(
     return StyleEffect(arm=arm, turns=len(mine), rated=sum(id in rewards for id in mine), gain=gain)
 
 
-_GROUPS = 64  # of people, by a hash of their name: the clusters of a tally, which keeps nobody
+_GROUPS = 64  # groups of people by a hash of their name: the clusters of a tally that stores no names
 _MOST_STYLES = 50
 
 
 class StyleTally:
-    """The same estimates from sums that name nobody: turns and their rewards in, one at a time, whatever became of the log since.
+    """The estimate of `style_effects` from running sums that name nobody. Turns and rewards are added one at a time; the log is not needed.
 
-    A pair of arms has, for each of the two and each of 64 groups of people, the sum of 1 / odds, and that of reward / odds. The groups are
-    the clusters, so an interval is that of `style_effects`, or about as wide where a group holds several people. What somebody who was
-    forgotten added stays in the sums. After fifty arms no further one is counted.
+    For each pair of a style and no style, it keeps the sums of 1 / odds and of reward / odds, by arm and by 64 groups of people. The groups
+    are the clusters, so an interval equals that of `style_effects`, or is about as wide if a group holds several people. What a forgotten
+    person added stays in the sums. After fifty arms no further one is counted.
 
     Example::
 
@@ -301,13 +304,13 @@ class StyleTally:
         return isinstance(other, StyleTally) and self.state() == other.state()
 
     def turn(self, pick: Pick) -> list[Any]:
-        """Count an answer. Returns what `reward` is to be told of it, as JSON's types: its arm, the arms that could be drawn, its odds."""
+        """Count an answer. Return, as JSON types, what `reward` needs: its arm, the arms that could be drawn, its odds."""
         if pick.arm in self.answers or len(self.answers) < _MOST_STYLES:
             self.answers[pick.arm] += 1
         return [pick.arm, sorted(arm for arm, odds in pick.odds.items() if odds > 0.0), pick.odds.get(pick.arm, 0.0)]
 
     def reward(self, person: Person, drawn: Sequence[Any], value: float) -> None:
-        """Count the reward of such an answer."""
+        """Count the reward of an answer for which `turn` returned `drawn`."""
         arm, possible, odds = drawn
         if arm in self.answers:
             self._rated[arm] += 1
@@ -320,7 +323,7 @@ class StyleTally:
                 sums[int(arm == self._none), group] += (1.0 / odds, value / odds, 1.0 / odds**2)
 
     def effects(self) -> list[StyleEffect]:
-        """None, which has no gain, and every arm that was dealt, by name."""
+        """Return the effects by name: first the arm without a style, which has no gain, then every arm that was drawn."""
         return [
             StyleEffect(arm=arm, turns=turns, rated=self._rated[arm], gain=self._gain(arm))
             for arm, turns in sorted(self.answers.items(), key=lambda each: (each[0] != self._none, each[0]))
@@ -342,11 +345,11 @@ class StyleTally:
         return PolicyValue(mean=mean, lower=mean - half, upper=mean + half, error=error, users=groups, turns=turns)
 
     def state(self) -> list[Any]:
-        """Everything, as JSON's types."""
+        """Return the whole state as JSON types."""
         return [dict(self.answers), dict(self._rated), {arm: sums.tolist() for arm, sums in self._sums.items()}]
 
     def restore(self, state: Sequence[Any]) -> None:
-        """The inverse of `state`. Raises ValueError for one of another shape."""
+        """Restore what `state` returned. Raises ValueError for a state of another shape."""
         answers, rated, sums = state
         self.answers, self._rated = Counter(answers), Counter(rated)
         self._sums = {arm: np.array(each, np.float64).reshape(2, _GROUPS, 3) for arm, each in sums.items()}

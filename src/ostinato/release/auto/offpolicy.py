@@ -1,36 +1,36 @@
-"""Off-policy estimates of what a changed router would have earned, and a test of the logged propensities. Pure maths.
+"""Off-policy estimates of what a changed router would have earned, and a test of the logged propensities. Pure functions.
 
-    w_i = pi(a_i | x_i) / p_i(a_i)      how much more often the new router would choose what was chosen
-    h_i = c (sum_a m_a / p_i(a))^(-1/2), m_a = mean over i of pi(a | x_i)^2      evaluation weights
+    w_i = pi(a_i | x_i) / p_i(a_i)      importance weight: how much more often the new router would choose the arm that was chosen
+    h_i = c (sum_a m_a / p_i(a))^(-1/2), m_a = mean over i of pi(a | x_i)^2      evaluation weight
     IPS    sum of h_i w_i r_i / sum of h_i                Horvitz and Thompson 1952; Dudík, Langford and Li 2011 (arXiv 1103.4601)
     SNIPS  sum of h_i w_i r_i / sum of h_i w_i            Swaminathan and Joachims 2015
     DR     sum of h_i (sum_a pi(a | x_i) q(x_i, a) + w_i (r_i - q(x_i, a_i))) / sum of h_i         Dudík, Langford and Li 2011
 
-**Why h.** A router that learns gives few turns to an arm that began badly: its mean stays low, and the weights w of its few later turns
-grow. With h = 1 the estimate is skewed, and 95% intervals cover 90 to 93%. sum_a m_a / p_i(a) is how much one turn's score varies at the
-odds of its draw; dividing each score by its root makes every turn add about as much variance, as the central limit theorem of
-martingales requires: Hadad, Hirshberg, Zhan, Wager and Athey 2021 (PNAS 118, arXiv 1911.02768); with contexts, as `StableVar`, Zhan,
-Hadad, Hirshberg and Athey 2021 (arXiv 2106.02029); Bibaut et al. 2021 (arXiv 2106.00418) divide by the deviation itself. h follows
-from the odds, which were set before the draw, and is 1 where they never changed. c makes its mean 1 among the turns that had the same arms
-to choose from, so that none of these groups counts for more than its turns.
+**Why evaluation weights.** A router that learns gives few turns to an arm that began badly: the arm's mean stays low, and its few later
+turns get large weights w. With h = 1 the estimate is skewed, and 95% intervals cover 90 to 93%. sum_a m_a / p_i(a) measures the variance of
+one turn's score at the odds of its draw. Dividing each score by its root makes every turn add about the same variance, as the martingale
+central limit theorem requires: Hadad, Hirshberg, Zhan, Wager and Athey 2021 (PNAS 118, arXiv 1911.02768); with contexts, as `StableVar`,
+Zhan, Hadad, Hirshberg and Athey 2021 (arXiv 2106.02029); Bibaut et al. 2021 (arXiv 2106.00418) divide by the deviation itself. h depends
+only on the odds, which were set before the draw, and is 1 if they never changed. c makes its mean 1 within each group of turns that had the
+same arms to choose from, so that no group counts for more than its turns.
 
-**The interval** is mean ± t x error. The error is that of leaving out one user at a time (the jackknife: Tukey 1958; MacKinnon, Nielsen and
-Webb 2023 for clusters), because the turns of one user are alike. t is Student's with nu = (sum_u W_u^2)^2 / sum_u W_u^4 degrees of
-freedom, W_u the sum of h w over user u's turns: Satterthwaite 1946 for a sum of squares of which user u's is about W_u^2 large, as used by
-Bell and McCaffrey 2002 and Imbens and Kolesár 2016; if few users have most of the weight, few degrees of freedom are left.
+**The interval** is mean ± t x error. The error is the jackknife over users (leave out one user at a time: Tukey 1958; MacKinnon, Nielsen
+and Webb 2023 for clusters), because the turns of one user are correlated. t is Student's with nu = (sum_u W_u^2)^2 / sum_u W_u^4 degrees of
+freedom, where W_u is the sum of h w over user u's turns. This is Satterthwaite 1946 for a sum of squares to which user u adds about W_u^2,
+as used by Bell and McCaffrey 2002 and Imbens and Kolesár 2016; if few users have most of the weight, few degrees of freedom are left.
 
-**Where it holds.** It needs rewards and users whose distribution does not change while the odds do, and one look at a number of turns that
-was fixed before; only `PropensityTest` may be looked at as often as you like. `benchmarks/release/auto.py` measures the
-coverage. It falls short for few users, for skewed rewards (IPS first), and where the new router prefers an arm that a learning router had
-left with hardly any turns: `PolicyValue.turns` is then small. If rewards rise and fall with the hour, h weights the hours, and only h = 1
-would be unbiased. A turn takes the odds of its episode's draw.
+**Assumptions.** The distribution of rewards and users must not change while the odds do, and the estimate must be looked at once, after a
+number of turns fixed in advance; only `PropensityTest` may be looked at as often as you like. `benchmarks/release/auto.py` measures the
+coverage. It falls short for few users, for skewed rewards (IPS first), and if the new router prefers an arm to which a learning router had
+given hardly any turns: `PolicyValue.turns` is small then. If rewards rise and fall with the hour, h weights the hours, and only h = 1 would
+be unbiased. Every turn of an episode has the odds of the episode's draw.
 
-**The test**: are the logged propensities those of the actual draws? It may be looked at after every draw. If they are, E[1{arm is drawn}
-/ p] = 1 for every arm that could be drawn, that is, the arm comes up with probability p. The test bets against that: against each of a
-few alternatives q, in which the arm's odds are r times what the log says, it multiplies its stake by q / p when the arm comes up and by
-(1 - q) / (1 - p) when it does not. While the propensities are right the expected stake stays constant, so by Ville's inequality (1939)
-the stake ever reaches 1 / alpha with probability alpha at most, however often it is looked at and however the propensities change from
-draw to draw (Waudby-Smith and Ramdas 2024, arXiv 2010.09686; a mixture as in Robbins 1970). Exact, not asymptotic.
+**The test of the propensities** asks whether the logged ones are those of the actual draws. It may be looked at after every draw. If they
+are, E[1{arm is drawn} / p] = 1 for every arm that could be drawn: the arm comes up with probability p. The test bets against that. For each
+of a few alternatives q, in which the arm's odds are r times the logged odds, it multiplies its stake by q / p when the arm comes up and by
+(1 - q) / (1 - p) when it does not. While the propensities are right, the expected stake stays constant. By Ville's inequality (1939), the
+stake then ever reaches 1 / alpha with probability at most alpha, however often it is looked at and however the propensities change from
+draw to draw (Waudby-Smith and Ramdas 2024, arXiv 2010.09686; a mixture as in Robbins 1970). The test is exact, not asymptotic.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedTurns:
-    """N turns dealt among A arms: all turns, because the rated ones alone are not a sample with these odds.
+    """N turns assigned among A arms: all turns, because the rated ones alone are not a sample drawn with these odds.
 
-    `users_N` number the users, `arms_N` the arms that were drawn; `odds_NA` are the probabilities of the draws, 0 for an arm that was
-    not available.
+    `users_N` number the users, `arms_N` the arms that were drawn. `odds_NA` are the probabilities of the draws, 0 for an arm that was not
+    available.
 
     Example: ``LoggedTurns(users_N=np.array([0, 0, 1]), arms_N=np.array([1, 1, 0]), odds_NA=..., rewards_N=...)``
 
@@ -83,8 +83,10 @@ class LoggedTurns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyValue:
-    """The mean reward per turn under a router, with a 95% interval. `turns` is how many turns dealt by that router itself would tell as
-    much: (sum h w)^2 / sum((h w)^2), Kish's effective size.
+    """The mean reward per turn under a router, with a 95% interval.
+
+    `turns` is the effective sample size: the number of turns routed by that router itself that would be as informative, (sum h w)^2 /
+    sum((h w)^2) (Kish).
 
     Example: ``PolicyValue(mean=0.58, lower=0.55, upper=0.61, error=0.015, users=800, turns=2310.5)``
     """
@@ -98,14 +100,14 @@ class PolicyValue:
 
 
 def earned(logged: LoggedTurns) -> PolicyValue:
-    """The reward earned under the actual odds: the plain mean."""
+    """Return the reward earned under the actual odds: the plain mean."""
     ones_N = np.ones_like(logged.rewards_N)
     mean = float(logged.rewards_N.mean())
     return _value(logged, mean, logged.rewards_N - mean, ones_N, ones_N)
 
 
 def ips(logged: LoggedTurns, target_NA: Floats) -> PolicyValue:
-    """Inverse propensity scores. `target_NA` are the changed router's probabilities of every arm at each turn.
+    """Estimate by inverse propensity scores. `target_NA`: the changed router's probability of every arm at each turn.
 
     Raises:
         ValueError: probabilities that do not fit the turns, do not sum to 1, or are above 0 for an arm that was not available.
@@ -115,7 +117,7 @@ def ips(logged: LoggedTurns, target_NA: Floats) -> PolicyValue:
 
 
 def snips(logged: LoggedTurns, target_NA: Floats) -> PolicyValue:
-    """Self-normalised inverse propensity scores. If arms differ in how many turns an episode has, this is the right mean per turn.
+    """Estimate by self-normalised inverse propensity scores: the right mean per turn even if arms differ in the turns per episode.
 
     Raises:
         ValueError: as `ips`, or no turn that the changed router would have chosen.
@@ -129,33 +131,37 @@ def snips(logged: LoggedTurns, target_NA: Floats) -> PolicyValue:
 
 
 def difference(logged: LoggedTurns, arm: int, other: int) -> PolicyValue:
-    """By how much more all would have earned with one arm than with another, each by SNIPS with h = 1. The error is that of
-    the linearised difference, users as clusters (Liang and Zeger 1986). `turns`: those of the rarer arm that tell as
-    much. Where one of the two could not be drawn a turn must be left out before.
+    """Estimate how much more all turns would have earned with one arm than with another, each by SNIPS with h = 1.
+
+    The error is that of the linearised difference, with users as clusters (Liang and Zeger 1986). `turns`: the effective sample size of the
+    rarer arm. The caller must leave out turns at which one of the two arms could not be drawn.
 
     Raises:
         ValueError: no turn of one of the two arms.
     """
-    residuals_N, told, means = np.zeros_like(logged.rewards_N), list[float](), list[float]()
+    residuals_N, effective, means = np.zeros_like(logged.rewards_N), list[float](), list[float]()
     for sign, each in ((1.0, arm), (-1.0, other)):
         weights_N = (logged.arms_N == each) / logged.propensities_N
         total = float(weights_N.sum())
         if total <= 0.0:
-            raise ValueError("one of the arms was never drawn: nothing is known of it")
+            raise ValueError("one of the arms was never drawn: nothing is known about it")
         means.append(float(weights_N @ logged.rewards_N) / total)
         residuals_N = residuals_N + sign * weights_N * (logged.rewards_N - means[-1]) / total
-        told.append(total**2 / float(weights_N @ weights_N))
+        effective.append(total**2 / float(weights_N @ weights_N))
     _, cluster_N = np.unique(logged.users_N, return_inverse=True)
     sums_U = np.bincount(cluster_N, weights=residuals_N)
     error = math.sqrt(len(sums_U) / (len(sums_U) - 1) * float(sums_U @ sums_U))
     half = half_width(len(sums_U) - 1, error)
     mean = means[0] - means[1]
-    return PolicyValue(mean=mean, lower=mean - half, upper=mean + half, error=error, users=len(sums_U), turns=min(told))
+    return PolicyValue(
+        mean=mean, lower=mean - half, upper=mean + half, error=error, users=len(sums_U), turns=min(effective)
+    )
 
 
 def doubly_robust(logged: LoggedTurns, target_NA: Floats, predicted_NA: Floats) -> PolicyValue:
-    """The model's prediction, corrected by the actual rewards. `predicted_NA` is the reward expected of each arm at each turn; the
-    interval holds if no turn's prediction uses rewards of the same user (`cross_fitted`).
+    """Estimate by the model's prediction, corrected with the actual rewards. `predicted_NA`: the reward expected of each arm at each turn.
+
+    The interval holds if no turn's prediction uses rewards of the same user (`cross_fitted`).
 
     Raises:
         ValueError: as `ips`, or predictions of another shape or that are not finite.
@@ -169,7 +175,7 @@ def doubly_robust(logged: LoggedTurns, target_NA: Floats, predicted_NA: Floats) 
 
 
 def evaluation_weights(logged: LoggedTurns, target_NA: Floats) -> Floats:
-    """Weights with which all turns add about as much variance: h of the formulas above. Raises ValueError as `ips`."""
+    """Return the weights h of the formulas above, with which all turns add about the same variance. Raises ValueError as `ips` does."""
     _check_target(logged, target_NA)
     _, choices_N = np.unique(logged.odds_NA > 0.0, axis=0, return_inverse=True)
     evaluation_N = np.ones(len(choices_N))
@@ -183,10 +189,10 @@ def evaluation_weights(logged: LoggedTurns, target_NA: Floats) -> Floats:
 
 
 def cross_fitted(logged: LoggedTurns, contexts_N: Ints, arms: int, folds: int = 5) -> Floats:
-    """The simplest model: each arm's mean reward in each context, over the users of the other folds; shape [turns, arms].
+    """Return the simplest model: each arm's mean reward in each context, over the users of the other folds; shape [turns, arms].
 
-    Where an arm was not seen in a context, its mean over all contexts is used, or else the mean over all arms. `contexts_N` numbers the
-    contexts from 0. (Cross-fitting: Chernozhukov et al. 2018, arXiv 1608.00060.)
+    For an arm that was not seen in a context, the prediction is its mean over all contexts, or else the mean over all arms. `contexts_N`
+    numbers the contexts from 0. (Cross-fitting: Chernozhukov et al. 2018, arXiv 1608.00060.)
 
     Raises:
         ValueError: fewer than two folds, or contexts of another length.
@@ -221,7 +227,9 @@ def _check_odds(odds_NA: Floats, shape: tuple[int, ...]) -> None:
 def _check_target(logged: LoggedTurns, target_NA: Floats) -> None:
     _check_odds(target_NA, logged.odds_NA.shape)
     if (target_NA[logged.odds_NA <= 0.0] > 0.0).any():
-        raise ValueError("the changed router would choose an arm that could not be had: nothing is known of that turn")
+        raise ValueError(
+            "the changed router would choose an arm that was not available: nothing is known about that turn"
+        )
 
 
 def _weights(logged: LoggedTurns, target_NA: Floats) -> Floats:
@@ -235,15 +243,17 @@ def _mean_of(logged: LoggedTurns, values_N: Floats, weights_N: Floats, evaluatio
 
 
 def _value(logged: LoggedTurns, mean: float, residuals_N: Floats, shares_N: Floats, weights_N: Floats) -> PolicyValue:
-    """The value and interval of a mean sum(values) / sum(shares), with residuals = values - mean x shares: without user u the mean
-    would be less by the sum of u's residuals over the sum of everybody else's shares.
+    """Return the value and interval of a mean sum(values) / sum(shares), with residuals = values - mean x shares.
+
+    Leaving out user u lowers the mean by the sum of u's residuals over the sum of everybody else's shares.
     """
     _, cluster_N = np.unique(logged.users_N, return_inverse=True)
     shares_U = np.bincount(cluster_N, weights=shares_N)
     weights_U = np.bincount(cluster_N, weights=weights_N)
     others_U = shares_U.sum() - shares_U
     users, squares = shares_U.size, float(weights_N @ weights_N)
-    if others_U.min() <= 0.0 or weights_U.sum() <= 0.0:  # it rests on one user: the variance between users is unknown
+    # all weight is on one user: the variance between users is unknown
+    if others_U.min() <= 0.0 or weights_U.sum() <= 0.0:
         error = half = math.inf
     else:
         left_out_U = np.bincount(cluster_N, weights=residuals_N) / others_U
@@ -255,8 +265,8 @@ def _value(logged: LoggedTurns, mean: float, residuals_N: Floats, shares_N: Floa
 
 
 def half_width(freedom: float, error: float) -> float:
-    """Half of a 95% interval by Student's t."""
-    from scipy import special  # takes a quarter of a second to import
+    """Return half the width of a 95% interval by Student's t."""
+    from scipy import special  # a slow import (a quarter of a second), needed only here
 
     return float(special.stdtrit(freedom, 0.975)) * error
 
@@ -264,15 +274,15 @@ def half_width(freedom: float, error: float) -> float:
 # ---------------------------------------------------------------- test of the logged propensities
 
 
-_TIMES = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)  # the alternatives: the true odds are so many times the logged ones
+_ODDS_RATIOS = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)  # the alternatives: ratios of the true odds to the logged odds
 
-_NOTHING = [0.0] * (3 + len(_TIMES))
-_CERTAIN = 1e9  # the log of a stake that refutes at any level
+_NO_DRAWS = [0.0] * (3 + len(_ODDS_RATIOS))
+_REJECTED = 1e9  # log of a stake that rejects at any level
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PropensityBalance:
-    """One arm's draws. `ratio` is the mean of 1{drawn} / p, about 1 if the propensities are right; `p_value` is valid at any time.
+    """One arm's draws. `ratio`: the mean of 1{drawn} / p, about 1 if the propensities are right. `p_value` is valid at any time.
 
     Example: ``PropensityBalance(arm="live", draws=4000, ratio=1.01, p_value=1.0)``
     """
@@ -284,7 +294,7 @@ class PropensityBalance:
 
 
 class PropensityTest:
-    """Takes in every draw: which arm came up, and the logged probabilities of all arms that could have.
+    """Tests the logged propensities, given every draw: the arm that came up, and the logged probabilities of all arms that could have.
 
     Example::
 
@@ -294,48 +304,48 @@ class PropensityTest:
     """
 
     def __init__(self) -> None:
-        # draws, sum of 1{drawn} / p, log stakes, the largest log of the mean stake
+        # draws, sum of 1{drawn} / p, the largest log of the mean stake, log stakes
         self._arms: dict[str, list[float]] = {}
 
     def add(self, arm: str, odds: Mapping[str, float]) -> None:
-        """Count one draw, one per episode. Odds that exclude the drawn arm, or do not sum to 1, are refuted at once."""
+        """Count one draw, one per episode. Odds that exclude the drawn arm, or do not sum to 1, are rejected at once."""
         if odds.get(arm, 0.0) <= 0.0 or not math.isclose(math.fsum(odds.values()), 1.0, abs_tol=1e-6):
-            draws, total, _, *stakes = self._arms.get(arm, _NOTHING)
-            self._arms[arm] = [draws + 1.0, total, _CERTAIN, *stakes]
+            draws, total, _, *stakes = self._arms.get(arm, _NO_DRAWS)
+            self._arms[arm] = [draws + 1.0, total, _REJECTED, *stakes]
             return
         for name, chance in odds.items():
             if 0.0 < chance < 1.0:
                 self._bet(name, chance, name == arm)
 
     def balances(self) -> list[PropensityBalance]:
-        """The balance of every arm so far, by name. An arm whose draws were all certain has none."""
+        """Return the balance of every arm so far, by name. An arm whose draws were all certain has none."""
         return [
             PropensityBalance(arm=arm, draws=int(draws), ratio=total / draws, p_value=min(1.0, math.exp(-best)))
             for arm, (draws, total, best, *_) in sorted(self._arms.items())
         ]
 
     def wrong(self, alpha: float) -> list[str]:
-        """The arms whose propensities are refuted; while all are right, any is ever refuted with probability `alpha` at most.
+        """Return the arms whose propensities are rejected. While all are right, any is ever rejected with probability at most `alpha`.
 
-        The j-th arm to appear may spend alpha / (j (j + 1)), which sums to alpha however many arms there come to be.
+        The j-th arm to appear may spend alpha / (j (j + 1)), which sums to alpha for any number of arms.
         """
         allowed = {arm: alpha / (j * (j + 1)) for j, arm in enumerate(self._arms, 1)}
         return [balance.arm for balance in self.balances() if balance.p_value <= allowed[balance.arm]]
 
     def state(self) -> dict[str, Any]:
-        """Everything, in JSON's types."""
+        """Return the whole state as JSON types."""
         return {arm: list(values) for arm, values in self._arms.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state`. Raises ValueError, TypeError or AttributeError for something else."""
+        """Restore what `state` returned. Raises ValueError, TypeError or AttributeError for anything else."""
         arms = {str(arm): [float(value) for value in values] for arm, values in state.items()}
-        if any(len(values) != len(_NOTHING) for values in arms.values()):
-            raise ValueError(f"every arm has {len(_NOTHING)} numbers")
+        if any(len(values) != len(_NO_DRAWS) for values in arms.values()):
+            raise ValueError(f"every arm has {len(_NO_DRAWS)} numbers")
         self._arms = arms
 
     def _bet(self, arm: str, chance: float, drawn: bool) -> None:
-        draws, total, best, *stakes = self._arms.get(arm, _NOTHING)
-        for i, times in enumerate(_TIMES):
+        draws, total, best, *stakes = self._arms.get(arm, _NO_DRAWS)
+        for i, times in enumerate(_ODDS_RATIOS):
             # with odds r p / (1 - p) the probability is r p / (1 - p + r p), and q / p and (1 - q) / (1 - p) follow
             stakes[i] += (math.log(times) if drawn else 0.0) - math.log1p(chance * (times - 1.0))
         most = max(stakes)

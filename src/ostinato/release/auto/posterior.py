@@ -1,24 +1,24 @@
-"""Thompson sampling over arms: the posterior of each arm's mean reward, and the probability that it is the best. Pure maths.
+"""Thompson sampling over arms: the posterior of each arm's mean reward, and the probability that it is the best. Pure functions.
 
-**The posterior** counts a user once, however much they say. Turns of one user are alike, so a user is one cluster. A user with n turns
-has the weight w(n) = n / (1 + (n - 1) rho): the number of independent turns that they are worth if any two of their rewards correlate by
-rho (Kish 1965, *Survey Sampling*, section 5.4), never more than 1 / rho. The mean is m = sum(w_u y_u) / sum(w_u) over users' means y_u;
-its variance is the cluster-robust one, k / (k - 1) sum(w_u^2 (y_u - m)^2) / sum(w_u)^2 (Liang and Zeger 1986; Cameron and Miller 2015,
-section II). By the central limit theorem over users the posterior under a weak prior is about normal (Gelman et al., *Bayesian Data
-Analysis*, section 4.1).
+**The posterior** treats each user as one cluster, because turns of one user are correlated. A user with n turns has the weight
+w(n) = n / (1 + (n - 1) rho): the number of independent turns that they are worth if any two of their rewards have the correlation rho (Kish
+1965, *Survey Sampling*, section 5.4), never more than 1 / rho. The mean is m = sum(w_u y_u) / sum(w_u) over users' means y_u. Its variance
+is the cluster-robust one, k / (k - 1) sum(w_u^2 (y_u - m)^2) / sum(w_u)^2 (Liang and Zeger 1986; Cameron and Miller 2015, section II). By
+the central limit theorem over users, the posterior under a weak prior is about normal (Gelman et al., *Bayesian Data Analysis*, section
+4.1).
 
-The prior is two made-up users of one turn each, one at either end of the range, as Agresti and Coull (1998) add successes and failures:
-with nobody yet the mean is the middle of the range, and the deviation half the range. Where one end is rare, as failures are, they may
-count for less than a turn each (`doubt`), so that a few users without a failure are no evidence of many failures.
+The prior is two pseudo-users of one turn each, one at either end of the range, as Agresti and Coull (1998) add successes and failures.
+Before any user, the mean is therefore the middle of the range, and the deviation half the range. If one end is rare, as failures are, the
+pseudo-users may count for less than a turn each (`doubt`), so that a few users without a failure are no evidence of many failures.
 
-**The propensities** are computed, not sampled. Thompson (1933) plays each arm with the probability that it is the best. Drawing once from
-every arm's posterior does that without ever knowing the probability; here it is computed first and the arm is drawn with it, so that the
-logged probability is exactly the one used:
+**The propensities** are computed, not sampled. Thompson (1933) plays each arm with the probability that it is the best. One draw from every
+arm's posterior does that without the probability ever being known. Here the probability is computed first and the arm is drawn with it, so
+that the logged probability is exactly the one used:
 
     P(a is best) = integral of f_a(x) prod_{b != a} F_b(x) dx      f_a, F_a: the normal density and distribution of arm a's utility
 
-(Russo et al. 2018, *A Tutorial on Thompson Sampling*, section 3). The integral is computed by four-point Gauss-Legendre quadrature on each
-interval of a fixed grid, at most a quarter of some arm's deviation wide, and scaled so that the probabilities sum to one.
+(Russo et al. 2018, *A Tutorial on Thompson Sampling*, section 3). The integral uses four-point Gauss-Legendre quadrature on each interval
+of a fixed grid, at most a quarter of some arm's deviation wide, and is normalised so that the probabilities sum to one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SUMS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Belief:
-    """A normal distribution of an arm's mean, in units of the reward. `users` is the number of users behind it, faded ones in part.
+    """A normal distribution of an arm's mean, in units of the reward. `users`: the number of users behind it, faded ones in part.
 
     Example: ``Belief(mean=0.61, deviation=0.02, users=412.0)``
     """
@@ -50,16 +50,16 @@ class Belief:
 
 
 class Posterior:
-    """Takes in rewards one by one; memory grows with the users that are remembered individually, up to `most_users`.
+    """The posterior of a mean reward, updated one reward at a time. Memory grows with the users kept individually, up to `most_users`.
 
-    A user who was forgotten stays in the sums, and counts as another user when they come back.
+    A user who is no longer kept individually stays in the sums, and counts as another user when they come back.
 
     Args:
         low: the least reward; a lower one counts as this.
         high: the most reward; a higher one counts as this.
-        rho: the assumed correlation of two rewards of one user. The larger, the less influence a user with many turns has.
-        most_users: users that are remembered: the latest to say something.
-        doubt: the weight of each made-up user, in turns.
+        rho: the assumed correlation of two rewards of one user. The larger it is, the less influence a user with many turns has.
+        most_users: the number of users kept individually: those with the latest rewards.
+        doubt: the weight of each pseudo-user of the prior, in turns.
 
     Raises:
         ValueError: an empty range, rho outside (0, 1], or a doubt that is not above 0.
@@ -83,12 +83,12 @@ class Posterior:
             raise ValueError(f"the doubt {doubt} must lie above 0")
         self._rho, self._doubt = rho, doubt
         self._most = most_users
-        # turns, and the sum of their scaled rewards
+        # by user: the number of turns, and the sum of their scaled rewards
         self._users: OrderedDict[Person, tuple[int, float]] = OrderedDict()
         self._sums = [0.0] * _SUMS  # over users: 1, w, w y, w^2, w^2 y, w^2 y^2
 
     def add(self, person: Person, reward: float) -> None:
-        """Count one turn's reward. Raises ValueError for one that is not a number."""
+        """Count one turn's reward. Raises ValueError for NaN."""
         if math.isnan(reward):
             raise ValueError("a reward is not a number")
         scaled = min(1.0, max(-1.0, (reward - self._middle) / self._half))
@@ -101,16 +101,16 @@ class Posterior:
             self._users.popitem(last=False)
 
     def forget(self, gone: Callable[[Person], bool]) -> None:
-        """Drop these users' own counts; they stay in the sums, as others who are not remembered do."""
+        """Drop these users' own counts; they stay in the sums, as others who are not kept individually do."""
         self._users = OrderedDict((person, sums) for person, sums in self._users.items() if not gone(person))
 
     def belief(self) -> Belief:
-        """The posterior now."""
+        """Return the current posterior."""
         users, w, wy, ww, wwy, wwyy = self._sums
         doubt = self._doubt
         count, weight = users + 2.0, w + 2.0 * doubt
         mean = wy / weight
-        more = 2.0 * doubt * doubt  # the made-up users add twice `doubt` to w, and to w y nothing
+        more = 2.0 * doubt * doubt  # the pseudo-users add 2 `doubt` to w and nothing to w y, as their rewards cancel
         squares = (wwyy + more) - 2.0 * mean * wwy + mean * mean * (ww + more)
         variance = count / (count - 1.0) * max(0.0, squares) / (weight * weight)
         return Belief(
@@ -118,7 +118,7 @@ class Posterior:
         )
 
     def fade(self, kept: float) -> None:
-        """Scale the weight of all rewards so far by `kept`, because the arm is not quite what it was.
+        """Scale the weight of all rewards so far by `kept`, because the arm has changed a little.
 
         Raises ValueError for a share outside [0, 1].
         """
@@ -128,11 +128,11 @@ class Posterior:
         self._users.clear()
 
     def state(self) -> dict[str, Any]:
-        """Everything, in JSON's types."""
+        """Return the whole state as JSON types."""
         return {"sums": list(self._sums), "users": [[*person, *said] for person, said in self._users.items()]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state`. Raises ValueError, TypeError or LookupError for something else."""
+        """Restore what `state` returned. Raises ValueError, TypeError or LookupError for anything else."""
         sums = [float(value) for value in state["sums"]]
         if len(sums) != _SUMS or not all(map(math.isfinite, sums)):
             raise ValueError(f"a posterior's state has {_SUMS} finite sums")
@@ -151,14 +151,14 @@ class Posterior:
 # ---------------------------------------------------------------- Thompson sampling
 
 
-# of each arm, in units of its deviation: beyond them a normal has no mass that a float shows
+# grid of each arm in units of its deviation; beyond it, a float cannot represent the normal's mass beside 1
 _EDGES = np.linspace(-8.5, 8.5, 69)
 _POINTS, _SHARES = np.polynomial.legendre.leggauss(4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worth:
-    """What the operator values in an answer: how much each metric counts, and how much reward one unit of money is worth.
+    """What the operator values in an answer: the weight of each metric, and how much reward one unit of money is worth.
 
     Example: ``Worth(weights={"reward": 1.0}, price=2.0)``: an answer that costs a cent more must be better by 0.02.
     """
@@ -168,10 +168,10 @@ class Worth:
 
 
 def utility(beliefs: Mapping[str, Belief], cost: float, worth: Worth) -> Belief:
-    """An arm's utility: its metrics times what each is worth, less the price times its mean cost per turn.
+    """Return an arm's utility: the weighted sum of its metrics, less the price times its mean cost per turn.
 
-    The correlation of the metrics is not known, so the deviation is the largest possible one, the sum of theirs (the triangle inequality
-    of standard deviations): with one metric it is exact, with several the router explores a little more than it must.
+    The correlation of the metrics is not known, so the deviation is the largest possible one, the sum of theirs (the triangle inequality of
+    standard deviations). It is exact with one metric; with several, the router explores a little more than necessary.
 
     Raises:
         KeyError: a metric of `worth` that there is no belief about.
@@ -185,12 +185,12 @@ def utility(beliefs: Mapping[str, Belief], cost: float, worth: Worth) -> Belief:
 
 
 def with_failures(reward: Belief, failing: Belief, low: float) -> Belief:
-    """The reward per turn, f low + (1 - f) m: an answer earns m on average, and a share f of all turns fails and earns `low`.
+    """Return the reward per turn, f low + (1 - f) m: a share f of all turns fails and earns `low`, and an answer earns m on average.
 
-    m rests on the rated answers and f on all turns, so a failure weighs the same however few answers are rated. Both deviations count
-    users as clusters. To first order (the delta method) the error is (1 - f) times that of m less (m - low) times that of f. The
-    correlation of the two is not known, so the deviation is the largest possible one: (1 - f) sd(m) + (m - low) sd(f). The users are the
-    mean of the two parts' users, weighted by f and 1 - f.
+    m is estimated from the rated answers and f from all turns, so a failure has the same weight however few answers are rated. Both
+    deviations count users as clusters. To first order (the delta method), the error is (1 - f) times that of m less (m - low) times that of
+    f. The correlation of the two is not known, so the deviation is the largest possible one: (1 - f) sd(m) + (m - low) sd(f). The number of
+    users is the mean of the two parts' users, weighted by f and 1 - f.
     """
     share, lost = failing.mean, reward.mean - low
     return Belief(
@@ -201,7 +201,7 @@ def with_failures(reward: Belief, failing: Belief, low: float) -> Belief:
 
 
 def best_probabilities(utilities: Sequence[Belief]) -> NDArray[np.float64]:
-    """The probability that each arm is the best, for independent normal utilities; shape [arms], sums to 1.
+    """Return the probability that each arm is the best, for independent normal utilities; shape [arms], sums to 1.
 
     Raises:
         ValueError: no arm, or a mean or deviation that is not finite, or a deviation that is not above 0.
@@ -212,7 +212,7 @@ def best_probabilities(utilities: Sequence[Belief]) -> NDArray[np.float64]:
         raise ValueError("every arm needs a finite mean and a finite deviation above 0")
     if len(utilities) == 1:
         return np.ones(1)
-    from scipy import special  # takes a quarter of a second to import, which processes that never route are spared
+    from scipy import special  # a slow import (a quarter of a second), needed only by processes that route
 
     means_A = np.array([each.mean for each in utilities])
     deviations_A = np.array([each.deviation for each in utilities])
@@ -229,7 +229,7 @@ def best_probabilities(utilities: Sequence[Belief]) -> NDArray[np.float64]:
 
 
 def probabilities(utilities: Mapping[str, Belief], floor: float) -> dict[str, float]:
-    """The probability with which to choose each arm: at least `floor` each, the rest by Thompson sampling.
+    """Return the probability with which to choose each arm: at least `floor` each, the rest by Thompson sampling.
 
     Raises:
         ValueError: no arm, or a floor that so many arms cannot all have.
@@ -242,7 +242,7 @@ def probabilities(utilities: Mapping[str, Belief], floor: float) -> dict[str, fl
 
 
 def drawn(odds: Mapping[str, float], place: float) -> str:
-    """The arm at `place` in [0, 1), with the arms' odds laid side by side in the mapping's order. Raises ValueError without an arm.
+    """Return the arm at `place` in [0, 1), with the arms' odds laid side by side in the mapping's order. Raises ValueError without an arm.
 
     Example: ``drawn({"live": 0.7, "cheap": 0.3}, 0.71) == "cheap"``
     """
@@ -255,4 +255,4 @@ def drawn(odds: Mapping[str, float], place: float) -> str:
                 return arm
     if not last:
         raise ValueError("no arm has a probability above 0")
-    return last  # the probabilities' sum fell short of 1 by a rounding
+    return last  # rounding left the sum of the probabilities just below 1

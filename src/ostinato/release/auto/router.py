@@ -1,5 +1,6 @@
 """Auto's router: turns and rewards in, the probability of each arm out.
-`Router` is a fold of the log: no clock, no IO, no randomness of its own. `FoldedRouter` keeps it up to date with the log.
+
+`Router` is a fold of the log, without clock, IO or randomness of its own. `FoldedRouter` keeps it up to date with the log.
 """
 
 from __future__ import annotations
@@ -22,17 +23,19 @@ from ostinato.release.auto.config import Metric, RouterConfig
 from ostinato.release.auto.offpolicy import PropensityTest
 from ostinato.release.auto.posterior import Belief, Posterior, Worth, drawn, probabilities, utility, with_failures
 
-_RELEASES = 16  # releases remembered beside the arms' present ones: a rollback goes to one of the last few
-# the posterior of a release's failures, beside its metrics': 1 for a turn that failed, 0 for an answer
+_RELEASES = 16  # releases kept beside the arms' current ones, as a rollback goes to one of the last few
+# the name of the posterior of a release's failures, kept beside those of its metrics: 1 for a failed turn, 0 for an answer
 _FAILED = "failed"
-_RARE = 0.1  # failures are rare: a made-up one counts for a tenth of a turn
-_FORMAT = 4  # of a snapshot; in 1, failures were among the rewards, up to 2 it kept who was forgotten, in 3 it forgot draws too early
+_FAILURE_DOUBT = 0.1  # the prior's weight in turns: failures are rare, so a pseudo-failure counts for a tenth of a turn
+_FORMAT = 4  # of a snapshot. 1: failures were among the rewards; 1, 2: forgotten people were kept; 3: draws were forgotten too early
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmView:
-    """What the router knows of an arm: the utility of its present release; `cost` is the mean per turn, 0 while none is known, and
-    `failed` of its `turns` ended in an error, over all releases that it had.
+    """What the router knows of an arm.
+
+    `utility` is that of its current release. `cost` is the mean per turn, 0 while none is known. `turns` and `failed`, the turns that ended
+    in an error, are over all releases that the arm had.
 
     Example: ``ArmView(arm="live", utility=Belief(mean=0.4, deviation=0.02, users=311.0), cost=0.0, turns=812, failed=3)``
     """
@@ -45,24 +48,24 @@ class ArmView:
 
 
 class Router:
-    """Moves shares to the arms with the highest utility: reward, less the price of money and time.
+    """Moves shares to the arms with the highest utility: the reward, less the price of money and time.
 
     A failed answer counts as the least reward. A release's failure rate is learned from all its turns, and the reward of its answers from
     the rated ones: few are rated, while all failures are seen at once. A tenant's people without a name are one user, and so are, with
-    `users = "verified"`, all whom the tenant did not prove.
+    `users = "verified"`, all people whose identity the tenant did not prove.
 
     The posteriors belong to a release, whichever arm has it: a release that goes from canary to live takes them along, and after a rollback
-    the earlier release has its own again. A new release begins with those of the live release, or else of its arm's last, weighted by
-    `kept`. An external model is one release for ever.
+    the earlier release has its own again. A new release begins with those of the live release, or else of its arm's last release, weighted
+    by `kept`. An external model is one release for ever.
 
-    Not modelled: rewards that rise and fall for everybody, at night say, while shares change. The rewards of such a time count mostly for
-    the arm that had the larger share then.
+    Limitation: rewards that rise and fall for everybody, say at night, while shares change are not modelled. Rewards of such a time count
+    mostly for the arm that had the larger share then.
 
     Args:
         arms: the names of the arms; rows about other arms are ignored.
         config: the router's settings.
-        episodes: how many keep their arm. Were one's draw forgotten before, it would be counted again, and so oftener for an arm whose
-            people come back.
+        episodes: how many episodes keep their arm. If the gateway kept a draw that is forgotten here, it would be counted again, and more
+            often for an arm whose people come back.
 
     Example::
 
@@ -90,7 +93,7 @@ class Router:
         self._odds: dict[frozenset[str], dict[str, float]] = {}
 
     def odds(self, available: Collection[str]) -> Mapping[str, float]:
-        """The probabilities with which to draw each available arm, in the order of the settings; {} if none is available."""
+        """Return the probabilities with which to draw each available arm, in the order of the settings; {} if none is available."""
         known = frozenset(available).intersection(self._arms)
         if known and known not in self._odds:
             utilities = {arm: self._utility(arm) for arm in self._arms if arm in known}
@@ -103,7 +106,7 @@ class Router:
         return Pick(arm=drawn(odds, place), odds=dict(odds)) if odds else None
 
     def apply(self, row: Turn | Reward | Forgotten) -> None:
-        """Take in a row of the log, in its order."""
+        """Apply a row of the log. Rows must come in the log's order."""
         if isinstance(row, Forgotten):
             for known in self._releases.values():
                 for posterior in known.values():
@@ -117,7 +120,7 @@ class Router:
             self._measure(found[0], found[1], "reward", row.value)
 
     def measure(self, arm: str, person: Person, metric: Metric, value: float) -> None:
-        """Take in a metric's value for one turn that did not fail, of the arm's present release. A metric without a weight is ignored."""
+        """Count a metric's value for one turn that did not fail, for the arm's current release. A metric without a weight is ignored."""
         release = self._arms[arm].release
         self._known(release)
         self._measure(release, person, metric, value)
@@ -125,14 +128,14 @@ class Router:
             self._measure(release, person, _FAILED, 0.0)
 
     def views(self) -> list[ArmView]:
-        """The router's view of every arm."""
+        """Return the router's view of every arm."""
         return [
             ArmView(arm=name, utility=self._utility(name), cost=arm.mean_cost, turns=arm.turns, failed=arm.failed)
             for name, arm in self._arms.items()
         ]
 
     def state(self) -> dict[str, Any]:
-        """Everything, in JSON's types."""
+        """Return the whole state as JSON types."""
         return {
             "format": _FORMAT,
             "rules": self._rules,
@@ -148,14 +151,16 @@ class Router:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state`, as far as the same arms and metrics still exist; a new arm starts from scratch.
+        """Restore what `state` returned, as far as the same arms and metrics still exist; a new arm starts from scratch.
 
-        Raises ValueError, TypeError, LookupError or AttributeError for something else; call `forget` then.
+        Raises ValueError, TypeError, LookupError or AttributeError for anything else; call `forget` then.
         """
         if state.get("format") != _FORMAT:
-            raise ValueError(f"a saving of format {state.get('format', 1)}; this router reads format {_FORMAT}")
+            raise ValueError(f"a snapshot of format {state.get('format', 1)}; this router reads format {_FORMAT}")
         if state["rules"] != self._rules:
-            raise ValueError("low, high, longest_s, rho or users of release.auto have changed, which its sums rest on")
+            raise ValueError(
+                "low, high, longest_s, rho or users of release.auto have changed, on which the snapshot's sums depend"
+            )
         for name, arm in self._arms.items():
             if name in state["arms"]:
                 arm.restore(state["arms"][name])
@@ -176,32 +181,32 @@ class Router:
 
     @property
     def _rules(self) -> list[float | str]:
-        """What sums rest on: rewards lie in them as shares of the range, and users as often as they count."""
+        """The settings on which the sums depend: they hold rewards as fractions of the range, by user, weighted by rho."""
         config = self._config
         return [config.low, config.high, config.longest_s, config.rho, config.users]
 
     def _utility(self, name: str) -> Belief:
         arm = self._arms[name]
-        known = self._releases.get(arm.release) or self._blank()
+        known = self._releases.get(arm.release) or self._new_posteriors()
         beliefs = {metric: each.belief() for metric, each in known.items()}
         if "reward" in beliefs:
             beliefs["reward"] = with_failures(beliefs["reward"], beliefs[_FAILED], self._config.low)
         return utility(beliefs, arm.mean_cost, self._worth)
 
-    def _blank(self) -> dict[str, Posterior]:
+    def _new_posteriors(self) -> dict[str, Posterior]:
         config = self._config
         blank: dict[str, Posterior] = {}
         for metric in config.weights:
             low, high = (config.low, config.high) if metric == "reward" else (0.0, config.longest_s)
             blank[metric] = Posterior(low=low, high=high, rho=config.rho)
         if "reward" in blank:
-            blank[_FAILED] = Posterior(low=0.0, high=1.0, rho=config.rho, doubt=_RARE)
+            blank[_FAILED] = Posterior(low=0.0, high=1.0, rho=config.rho, doubt=_FAILURE_DOUBT)
         return blank
 
     def _known(self, release: str, like: str = "") -> dict[str, Posterior]:
-        """The posteriors of a release; a new one starts with those of the release `like`, faded."""
+        """Return the posteriors of a release; a new one starts with those of the release `like`, faded."""
         if release not in self._releases:
-            self._releases[release] = self._blank()
+            self._releases[release] = self._new_posteriors()
             for metric, posterior in self._releases.get(like, {}).items():
                 self._releases[release][metric].restore(posterior.state())
                 self._releases[release][metric].fade(self._config.kept)
@@ -238,7 +243,8 @@ class Router:
             self._measure(release, person, _FAILED, 1.0)
         elif turn.finish.trainable:
             self._measure(release, person, _FAILED, 0.0)
-            if turn.finish.complete:  # an answer that people stop takes as long as they bear it
+            # the duration of a stopped answer says how long people waited, not how long it takes
+            if turn.finish.complete:
                 self._measure(release, person, "seconds", turn.ended_at - turn.started_at)
             self._waiting[turn.id] = (release, person)
             if len(self._waiting) > self._config.waiting:
@@ -246,14 +252,14 @@ class Router:
         self._odds.clear()
 
     def _draw(self, turn: Turn, pick: Pick) -> None:
-        """Count an episode's draw once, and once more whenever its arm was not available and another was drawn."""
+        """Count an episode's draw once, and again whenever its arm was not available and another was drawn."""
         if self._drawn.get(turn.tenant, turn.episode) != pick:
             self.propensities.add(pick.arm, pick.odds)
         self._drawn.put(turn.tenant, turn.episode, pick)
 
 
 class _Arm:
-    """One arm's sums, and the hash of the weights that answered its last turn (before the first, or for an external model, its name)."""
+    """One arm's sums, and the hash of the weights that answered its last turn (its name before the first turn or for an external model)."""
 
     def __init__(self, name: str) -> None:
         self.release = name
@@ -279,8 +285,8 @@ class _Arm:
 logger = logging.getLogger(__name__)
 
 NAME = "auto"
-REFUTED = f"{NAME}:propensities"
-"""The name of the alarm that stands once propensities are refuted."""
+PROPENSITY_ALARM = f"{NAME}:propensities"
+"""Name of the alarm that is raised once the logged propensities are rejected."""
 
 
 class _Fold:
@@ -308,15 +314,15 @@ class _Fold:
 
 
 class FoldedRouter:
-    """A router over a log. One writer: the process that serves.
+    """A router kept up to date with a log. Only one process, the one that serves, may write.
 
     Args:
-        log: the log to read, and to write an alarm to if its propensities are refuted.
+        log: the log to read, and to write an alarm to if the logged propensities are rejected.
         folds: where the router's state is saved.
         clock: Unix seconds, for alarms.
         arms: the names of the arms.
         config: the router's settings.
-        episodes: how many keep their arm (`serve.auto.episodes`).
+        episodes: how many episodes keep their arm (`serve.auto.episodes`).
 
     Example::
 
@@ -340,7 +346,7 @@ class FoldedRouter:
         self._told = False
 
     async def catch_up(self, *, telling: bool = True) -> None:
-        """Read the new rows; with `telling`, also save regularly and write alarms, as the one writer may. Raises Corrupt, StorageFull."""
+        """Read the new rows. With `telling` (for the writer only), also save regularly and write alarms. Raises Corrupt, StorageFull."""
         await self._follower.catch_up(saving=telling)
         if telling:
             await self._tell()
@@ -359,8 +365,8 @@ class FoldedRouter:
             await asyncio.sleep(self._config.poll_s)
 
     async def _tell(self) -> None:
-        """Raise an alarm for propensities that are refuted."""
+        """Raise the alarm if the logged propensities are rejected."""
         if not self._told and self.router.propensities.wrong(self._config.alpha):
-            why = "the logged propensities of some arms are not what was drawn; trust no estimate of these, which `ostinato auto` names"
-            await note(self._log, REFUTED, raised=True, why=why, at=self._clock())
+            why = "the logged propensities of some arms do not match the draws; trust no estimate of the arms that `ostinato auto` names"
+            await note(self._log, PROPENSITY_ALARM, raised=True, why=why, at=self._clock())
             self._told = True

@@ -1,1 +1,1 @@
-"""Metrics of people's turns: their declarations, their values of a turn, and the log's turns joined with their signals."""
+"""Metrics of people's turns: their declarations, their values for a turn, and the log's turns joined with their signals."""

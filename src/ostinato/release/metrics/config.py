@@ -1,4 +1,4 @@
-"""Configuration of metrics: [[release.metrics]], the built-in ones, and how turns and signals of the log are joined."""
+"""Configuration of metrics: [[release.metrics]], the built-in ones, and how the log's turns and signals are joined."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIGNALS = (
     "tool_error",
     "tests_passed",
 )
-"""Names of signals that a metric may use without `release.signals`."""
+"""Names of signals that a metric may use without listing them in `release.signals`."""
 
 _ACCEPTED: Mapping[str, Any] = {
     "direction": "higher",
@@ -70,7 +70,7 @@ BUILT_IN: Mapping[str, Mapping[str, Any]] = {
     "sessions_per_user": {"direction": "higher", "numerator": ("user.sessions",), "most": 10.0, "tolerance": 0.1},
     "days_to_return": {"direction": "lower", "numerator": ("user.days_away",), "most": 7.0, "tolerance": 0.1},
 }
-"""By name of the metric, the fields of its declaration."""
+"""The fields of each built-in metric's declaration, by the metric's name."""
 
 DEFAULT_GOAL = "acceptance"
 """The goal if none is declared."""
@@ -92,7 +92,7 @@ a minority."""
 
 
 RESERVED = "turn"
-"""The prefix of the names of facts; no signal's name may have it."""
+"""The reserved prefix of facts' names; no signal's name may have it."""
 
 
 class MetricConfig(BaseModel, frozen=True, extra="forbid"):
@@ -205,14 +205,14 @@ class MetricConfig(BaseModel, frozen=True, extra="forbid"):
         return 0.0 if self.tolerance is None and self.role != "goal" else self.tolerance
 
     def names(self) -> dict[str, str]:
-        """The signals and facts that it reads, each with the field that names it first."""
+        """Return the signals and facts that the metric reads, each with the field that names it first."""
         fields = {"numerator": self.numerator, "unless": self.unless, "denominator": self.denominator}
         pairs = [(parse_term(text).name, field) for field, texts in fields.items() for text in texts]
         return dict(reversed(pairs))
 
 
 def completed(declared: Sequence[MetricConfig], signals: Collection[str]) -> tuple[MetricConfig, ...]:
-    """The declared metrics, after the default goal if none is declared, and before the guardrails of every trial.
+    """Return the declared metrics, after the default goal if none is declared, and before the guardrails of every trial.
 
     Raises:
         ValueError: two have the same name, none is a goal, or one names a signal that is neither built in nor in `signals`.

@@ -1,6 +1,6 @@
-"""What metrics are made of: facts of a turn or of a user's day, the signals about a turn, and terms with thresholds over them.
+"""The building blocks of metrics: facts of a turn or of a user's day, signals about a turn, and terms with thresholds over them.
 
-Facts need no signals; metrics name them with the prefix `turn.` or `user.`.
+Facts need no signals; metrics refer to them with the prefix `turn.` or `user.`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ostinato.release.monitors.rates import broken_tool_call
 from ostinato.release.monitors.turn_text import take_apart
 
 HEARD = "turn.heard"
-"""1 if anybody said anything about the turn; the only fact that needs signals."""
+"""1 if anybody gave feedback on the turn. This is the only fact that needs signals."""
 
 
 def _latency(turn: Turn) -> float | None:
-    """Seconds from the request to the end. None for an engine error; a lower bound for a turn that somebody stopped."""
+    """Return seconds from the request to the end: None for an engine error, a lower bound for a turn that somebody stopped."""
     return None if turn.finish is Finish.ERROR else max(0.0, turn.ended_at - turn.started_at)
 
 
@@ -57,7 +57,7 @@ USER_FACTS: Mapping[str, str] = {
     "user.sessions": "the user's sessions of that day: turns without half an hour's pause between them",
     "user.days_away": "whole days since the user's last visit, 0 if that is the day itself",
 }
-"""Every fact of a user's day (`retention.Retention`) and its meaning."""
+"""Meaning of every fact of a user's day (`retention.Retention`)."""
 
 MEANINGS: Mapping[str, str] = {
     **USER_FACTS,
@@ -65,11 +65,11 @@ MEANINGS: Mapping[str, str] = {
     SUGGESTS: "1 if it suggests something: the answer is neither empty nor `release.outcomes.nothing`",
     HEARD: "1 if anybody said anything about it",
 }
-"""Every fact and its meaning."""
+"""Meaning of every fact."""
 
 
 def facts_of(turn: Turn, wanted: Collection[str], nothing: str) -> dict[str, float]:
-    """The facts of a turn that are in `wanted`, without `HEARD`. `nothing` is the answer that suggests nothing.
+    """Return those facts of a turn that are in `wanted`, except `HEARD`. `nothing` is the answer that stands for no suggestion.
 
     Example: ``facts_of(turn, {"turn.failed", "turn.tokens"}, "-") == {"turn.failed": 0.0, "turn.tokens": 40.0}``
     """
@@ -87,15 +87,15 @@ def facts_of(turn: Turn, wanted: Collection[str], nothing: str) -> dict[str, flo
 
 
 Task = tuple[str, str]
-"""A tenant, and the hash of how prompts of it begin, or of a whole prompt."""
+"""A tenant, and the hash of the opening of its prompts or of a whole prompt."""
 
-_OPENING = 64  # tokens: a product's instructions, or those of one feature of it
+_OPENING = 64  # tokens that identify a product's instructions, or those of one of its features
 
 
 def tasks_of(turn: Turn) -> tuple[Task, ...]:
-    """What a turn was asked, the widest first: how its prompt begins, and, unless it continues another turn, all of it.
+    """Return what a turn was asked, the widest task first: its prompt's opening and, unless it continues another turn, the whole prompt.
 
-    Known before its first token. () for an erased turn.
+    It is known before the turn's first token. () for an erased turn.
     """
     if not turn.prompt_ids:
         return ()
@@ -121,7 +121,7 @@ _HOLDS: Mapping[Comparison, Callable[[float, float], bool]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """A name, which stands for its value, or a name with a threshold, which is 1 if the comparison holds and 0 if not.
+    """A name, which stands for its value, or a name with a threshold, which is 1 if the comparison holds, else 0.
 
     Example: ``Term(name="stars", comparison=">=", bound=4.0)`` is written ``stars >= 4``
     """
@@ -131,19 +131,19 @@ class Term:
     bound: float
 
     def value(self, known: Mapping[str, float]) -> float | None:
-        """The term's value, given the values of names in `known`; None if its name has none."""
+        """Return the term's value, given the values of names in `known`; None if its name has none."""
         found = known.get(self.name)
         if found is None or self.comparison is None:
             return found
         return float(_HOLDS[self.comparison](found, self.bound))
 
     def happened(self, known: Mapping[str, float]) -> bool:
-        """True if it has a value above 0."""
+        """Return true if the term has a value above 0."""
         return (self.value(known) or 0.0) > 0.0
 
 
 def largest(terms: Iterable[Term], known: Mapping[str, float]) -> float | None:
-    """The largest value among the terms; None if none has one."""
+    """Return the largest value among the terms; None if none has one."""
     most: float | None = None
     for term in terms:
         value = term.value(known)
@@ -153,7 +153,7 @@ def largest(terms: Iterable[Term], known: Mapping[str, float]) -> float | None:
 
 
 def parse_term(text: str) -> Term:
-    """Read a term as it is written in the settings.
+    """Parse a term as it is written in the settings.
 
     Raises:
         ValueError: the text is not a term.
@@ -163,7 +163,8 @@ def parse_term(text: str) -> Term:
     match = _TERM.fullmatch(text.strip())
     if match is None:
         raise ValueError(
-            f"{text!r} is no term; write a signal or a fact, or one with a threshold, like 'accepted', 'stars >= 4' or 'turn.latency > 5'"
+            f"{text!r} is not a term; write a signal or a fact, or one with a threshold, like 'accepted', 'stars >= 4' or "
+            "'turn.latency > 5'"
         )
     name, comparison, bound = match.groups()
     return Term(name=name, comparison=cast("Comparison | None", comparison), bound=float(bound or 0.0))
@@ -173,11 +174,11 @@ def parse_term(text: str) -> Term:
 
 
 MOST_SIGNALS = 100
-"""The most signals kept of one turn: the first to be written."""
+"""The number of signals kept per turn: the first ones written."""
 
 
 @dataclass(slots=True)
-class _Kept:
+class _KeptSignal:
     """A signal, whose retraction may arrive before it. `received_at` and `retracted_at` are times of receipt by the server's clock."""
 
     name: str = ""
@@ -187,30 +188,30 @@ class _Kept:
     retracted_at: float | None = None
 
 
-class Said:
+class TurnSignals:
     """The signals about one turn.
 
-    Of several signals with the same name the last to have occurred counts, so that a changed value replaces the earlier one, in
-    whatever order they arrive. A retracted signal does not count.
+    Of several signals with the same name, the one that occurred last counts, whatever the order of arrival, so that a changed value
+    replaces the earlier one. A retracted signal does not count.
     """
 
     __slots__ = ("_by_id",)
 
     def __init__(self) -> None:
-        self._by_id: dict[str, _Kept] = {}
+        self._by_id: dict[str, _KeptSignal] = {}
 
     def __len__(self) -> int:
-        """How many signals are remembered."""
+        """Return the number of signals kept."""
         return len(self._by_id)
 
     def hear(self, signal: Signal) -> None:
-        """Add a signal. Beyond `MOST_SIGNALS`, only retractions of known signals are taken."""
+        """Add a signal. Beyond `MOST_SIGNALS`, only retractions of known signals are accepted."""
         about = signal.retracts or signal.id
         kept = self._by_id.get(about)
         if kept is None:
             if len(self._by_id) >= MOST_SIGNALS:
                 return
-            kept = self._by_id[about] = _Kept()
+            kept = self._by_id[about] = _KeptSignal()
         if signal.retracts is not None:
             before = signal.received_at if kept.retracted_at is None else kept.retracted_at
             kept.retracted_at = min(before, signal.received_at)
@@ -219,7 +220,7 @@ class Said:
             kept.order, kept.received_at = order_of(signal), signal.received_at
 
     def values(self, until: float = math.inf) -> dict[str, float]:
-        """By name, the value that stood at `until`: signals and retractions received later are ignored."""
+        """Return the values that held at `until`, by name: signals and retractions received later are ignored."""
         standing = [
             kept
             for kept in self._by_id.values()

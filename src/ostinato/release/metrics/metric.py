@@ -1,7 +1,7 @@
-"""A declared metric, ready to measure: what one turn adds to its numerator and its denominator.
+"""A declared metric, ready to measure what one turn adds to its numerator and its denominator.
 
-People's turns before a trial give each person's and each task's expected values, the quantiles, and the tenants that are a stratum of
-their own.
+`Past` estimates, from the turns before a trial, each person's and each task's expected values, the quantiles, and the tenants large enough
+to be a stratum of their own.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from ostinato.release.metrics.retention import REMEMBERED_DAYS, Retention
 Role = Literal["goal", "guardrail", "diagnostic"]
 
 Measured = tuple[float, float]
-"""What a turn adds to numerator and denominator, scaled so that the first lies between 0 and the second, whatever the metric's units."""
+"""What a turn adds to numerator and denominator, scaled so that 0 <= numerator <= denominator, whatever the metric's units."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
     """A ratio of sums over turns, scaled to [0, 1]: `most` in the metric's own units is 1 here.
 
-    `sign` is -1 where lower is better, as it is for the share of users in a `tail`; `better` is 1 if a higher ratio is better, else -1.
-    `tolerance` is in the metric's own units.
+    `better`: 1 if a higher ratio is better, else -1. `sign`: the same, except that it is -1 for the share of users in a `tail`, where lower
+    is always better. `tolerance` is in the metric's own units.
 
     Example: ``Metric.of(MetricConfig(name="acceptance"), margin=0.02)``
     """
@@ -48,7 +48,7 @@ class Metric:
 
     @classmethod
     def of(cls, config: MetricConfig, margin: float) -> Metric:
-        """The metric of a declaration; `margin`, on the [0, 1] scale, is the tolerance of a goal that names none."""
+        """Build the metric of a declaration. `margin`, on the [0, 1] scale, is the tolerance of a goal that names none."""
         tolerated = config.tolerated
         better: Literal[-1, 1] = 1 if config.direction == "higher" else -1
         return cls(
@@ -76,7 +76,7 @@ class Metric:
         return self.tolerance / self.most
 
     def raw(self, known: Mapping[str, float]) -> float | None:
-        """The value of a turn, or of a user's day, with the facts and signals `known`, before any comparison; None where it has none."""
+        """Return the value of a turn or of a user's day before any comparison, given its facts and signals; None if it has none."""
         for term in self.unless:
             if term.name in known and term.happened(known):
                 return 0.0
@@ -84,9 +84,9 @@ class Metric:
         return 0.0 if found is None and self.denominator else found
 
     def measure(self, known: Mapping[str, float], threshold: float | None = None) -> Measured | None:
-        """What a turn adds; None where it adds nothing.
+        """Return what a turn adds; None if it adds nothing.
 
-        A metric with a quantile compares the value with `threshold`; without one a turn adds nothing.
+        A quantile metric compares the value with `threshold`; without a threshold a turn adds nothing.
 
         Example: a turn that was accepted, then undone: ``acceptance.measure({"accepted": 1.0, "undone": 1.0}) == (0.0, 1.0)``
         """
@@ -100,13 +100,13 @@ class Metric:
 
 
 def metrics_of(configs: Sequence[MetricConfig], margin: float) -> tuple[Metric, ...]:
-    """All metrics, goals first."""
+    """Return all metrics, goals first."""
     found = [Metric.of(config, margin) for config in configs]
     return tuple(sorted(found, key=lambda metric: ("goal", "guardrail", "diagnostic").index(metric.role)))
 
 
 def wanted(metrics: Sequence[Metric]) -> frozenset[str]:
-    """The names of signals and facts that they read."""
+    """Return the names of the signals and facts that the metrics read."""
     return frozenset(
         term.name for metric in metrics for term in (*metric.numerator, *metric.unless, *metric.denominator)
     )
@@ -115,23 +115,25 @@ def wanted(metrics: Sequence[Metric]) -> frozenset[str]:
 # ---------------------------------------------------------------- the period before a trial
 
 
-_SHRINK = 6.0  # turns, or days, of an average user that a user's own past is mixed with until the mix can be estimated
-_REPEATED = 100  # people, or tasks, with several turns from which it is
-_MOST_MIXED = 1e6
-_MOST_TASKS = 20_000  # of a kind; each takes about 0.5 kB
+# turns (or days) of an average user mixed into a user's own past until that number can be estimated
+_PSEUDO_TURNS = 6.0
+_LEAST_GROUPS = 100  # people (or tasks) with several turns needed for estimating it
+_MOST_SHRINKAGE = 1e6
+_MOST_TASKS = 20_000  # tasks of a kind that are kept; each takes about 0.5 kB
 _MOST_VALUES = 20_000
-_IN_THE_TAIL = 5.0  # values beyond a quantile that are needed to estimate it
+_LEAST_IN_TAIL = 5.0  # values beyond a quantile needed for estimating it
 
 
 _Squares = tuple[float, float, float]
 _Sums = tuple[float, float, int, float, float, float]
-_NONE: _Sums = (0.0, 0.0, 0, 0.0, 0.0, 0.0)
+_NO_SUMS: _Sums = (0.0, 0.0, 0, 0.0, 0.0, 0.0)
 
 
 @dataclass(slots=True)
 class _History:
-    """A person: when last seen, and by metric the sums of numerator v and denominator u, the number of turns (or days), and the sums of
-    v^2, u v and u^2.
+    """A person's past: when they were last seen, and sums by metric.
+
+    The sums are those of numerator v and denominator u, the number of turns (or days), and the sums of v^2, u v and u^2.
     """
 
     seen: float
@@ -139,45 +141,48 @@ class _History:
 
 
 def shrinkage(groups: Iterable[tuple[float, float]], squares: float) -> float | None:
-    """How many average turns a group's own turns are mixed with: the variance within groups over that between them.
+    """Return how many average turns to mix into a group's own turns: the variance within groups over that between them.
 
     That is 1 / rho - 1 for an intraclass correlation rho, estimated by the method of moments of a one-way analysis of variance with groups
-    of unequal size (Searle, Casella and McCulloch, Variance Components, 1992, ch. 3). Infinity where groups do not differ; None if fewer
-    than `_REPEATED` have several turns.
+    of unequal size (Searle, Casella and McCulloch, Variance Components, 1992, ch. 3). Infinity if groups do not differ; None if fewer than
+    `_LEAST_GROUPS` groups have several turns.
 
     Args:
-        groups: the sum of each group's values, measured from the overall mean, and its number of turns.
+        groups: each group's sum of values, measured from the overall mean, and its number of turns.
         squares: the sum of the squares of all turns' values.
     """
     there = [(total, turns) for total, turns in groups if turns > 0.0]
     turns = math.fsum(count for _, count in there)
-    if sum(count > 1.0 for _, count in there) < _REPEATED:
+    if sum(count > 1.0 for _, count in there) < _LEAST_GROUPS:
         return None
     explained = math.fsum(total**2 / count for total, count in there)
     within = max(0.0, squares - explained) / (turns - len(there))
     more = explained - math.fsum(total for total, _ in there) ** 2 / turns - (len(there) - 1) * within
     between = more / (turns - math.fsum(count**2 for _, count in there) / turns)
-    return min(within / between, _MOST_MIXED) if between > 0.0 else math.inf
+    return min(within / between, _MOST_SHRINKAGE) if between > 0.0 else math.inf
 
 
-def _around(ratio: float, vv: float, uv: float, uu: float) -> float:
-    """The sum of (v - ratio u)^2 over turns, from their sums of v^2, u v and u^2: `shrinkage` needs turns and groups measured from the same
-    ratio, and that of all turns is known only at the end.
+def _squares_around(ratio: float, vv: float, uv: float, uu: float) -> float:
+    """Return the sum of (v - ratio u)^2 over turns, from their sums of v^2, u v and u^2.
+
+    `shrinkage` needs turns and groups measured from the same ratio, and that of all turns is known only at the end.
     """
     return vv - 2.0 * ratio * uv + ratio * ratio * uu
 
 
 class _Tasks:
-    """How tasks of one kind did beside what was expected of the people who asked for them. Beyond `_MOST_TASKS` the least recently seen is
-    dropped: a flood of new ones costs trials time, and no errors.
+    """Deviations of the tasks of one kind from what was expected of the people who asked for them.
+
+    Beyond `_MOST_TASKS`, the least recently seen task is evicted: a flood of new ones makes trials slower, but not wrong.
     """
 
     def __init__(self, metrics: int) -> None:
-        self._sums: dict[Task, array[float]] = {}  # by metric: what was left, units, turns
-        self.squares_M: list[_Squares] = [(0.0, 0.0, 0.0)] * metrics  # as `_around`'s, v being what was left of a turn
+        self._sums: dict[Task, array[float]] = {}  # by metric: sum of residuals, units, turns
+        # the sums that `_squares_around` takes, where v is a turn's residual
+        self.squares_M: list[_Squares] = [(0.0, 0.0, 0.0)] * metrics
 
     def touch(self, task: Task) -> array[float]:
-        """A task's sums: 3 numbers for each metric."""
+        """Return a task's sums, 3 numbers for each metric, and mark it as recently seen."""
         sums = self._sums.pop(task, None)
         if sums is None:
             sums = array("d", bytes(24 * len(self.squares_M)))
@@ -187,13 +192,13 @@ class _Tasks:
         return sums
 
     def deviations(self) -> dict[Task, tuple[float, ...]]:
-        """By task, how much more than expected it brings per unit of each metric, as far as tasks of the kind differ at all."""
+        """Return, by task, how much more than expected it brings per unit of each metric, if tasks of the kind differ at all."""
         found: dict[Task, list[float]] = {task: [0.0] * len(self.squares_M) for task in self._sums}
         for m, of_turns in enumerate(self.squares_M):
             totals, units, turns = ([sums[3 * m + i] for sums in self._sums.values()] for i in range(3))
             overall = math.fsum(totals) / (math.fsum(units) or 1.0)
             left = [total - overall * under for total, under in zip(totals, units, strict=True)]
-            mixed = shrinkage(zip(left, turns, strict=True), _around(overall, *of_turns))
+            mixed = shrinkage(zip(left, turns, strict=True), _squares_around(overall, *of_turns))
             if mixed is None or math.isinf(mixed):
                 continue
             a_turn = math.fsum(units) / math.fsum(turns)
@@ -205,12 +210,12 @@ class _Tasks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedMetrics:
-    """The expected value of each metric per unit of its denominator, by person and, as `usual_M`, of an unknown person; and by task how
-    much more than that it brings.
+    """The expected value of each metric per unit of its denominator.
 
-    All of it is known before the comparison begins, and nothing that a version does changes it: subtracting it from both arms' outcomes
-    takes variance away and biases nothing (regression adjustment; CUPED: Deng et al., WSDM 2013; MLRATE: arXiv 2106.07263). Which tasks
-    come may depend on the version: a change of what people ask it for is not counted as its effect where the tasks are known ones.
+    It is given by person, as `usual_M` for an unknown person, and by task as the deviation from it. It is known before the comparison
+    begins, and nothing that a version does changes it. Subtracting it from both arms' outcomes reduces variance and causes no bias
+    (regression adjustment; CUPED: Deng et al., WSDM 2013; MLRATE: arXiv 2106.07263). Which tasks come may depend on the version: as far as
+    tasks are known, a change in what people ask a version for does not count as its effect.
 
     Example: ``ExpectedMetrics(people={("default", "ann"): (0.71, 0.0)}, usual_M=(0.6, 0.01))``
     """
@@ -220,7 +225,7 @@ class ExpectedMetrics:
     tasks: Mapping[Task, tuple[float, ...]] = field(default_factory=dict[Task, tuple[float, ...]])
 
     def of(self, person: Person, tasks: Iterable[Task] = ()) -> tuple[float, ...]:
-        """A person's expected values, by metric; with the `tasks` of a turn, that turn's. A task that is not known changes nothing."""
+        """Return a person's expected values by metric; with the `tasks` of a turn, those of that turn. An unknown task changes nothing."""
         expected_M = self.people.get(person, self.usual_M)
         for more_M in filter(None, map(self.tasks.get, tasks)):
             expected_M = tuple(map(float.__add__, expected_M, more_M))
@@ -228,7 +233,7 @@ class ExpectedMetrics:
 
 
 class Past:
-    """Adds up the turns from before a comparison. M metrics.
+    """Tallies the turns from before a comparison. M metrics.
 
     Args:
         until: when the comparison begins, in Unix seconds. Users' days are counted back from there; without it none are counted.
@@ -244,7 +249,7 @@ class Past:
         self._values: dict[str, deque[float]] = {metric.name: deque(maxlen=_MOST_VALUES) for metric in self._quantiles}
 
     def remember(self, person: Person, at: float, known: Mapping[str, float], tasks: Sequence[Task] = ()) -> None:
-        """Add one turn, with the facts and signals that are known of it, and its tasks: one of each kind, the widest kind first."""
+        """Add one turn, with its known facts and signals, and its tasks: one of each kind, the widest kind first."""
         history = self.see(person, at)
         if self._days is not None:
             self._days.see(person, at)
@@ -260,33 +265,37 @@ class Past:
                 history.sums_M[m] = self._sums(history.sums_M[m], m, measured, asked)
 
     def _sums(self, sums: _Sums, m: int, measured: Measured, asked: list[tuple[array[float], list[_Squares]]]) -> _Sums:
-        """A person's sums with one more turn, of which its tasks learn what was not expected of the person, nor of the wider task."""
+        """Return a person's sums with one more turn. Each task of the turn is given what neither the person nor the wider task explains."""
         (over, under, rows, vv, uv, uu), (all_over, all_under, turns) = sums, self._totals_M[m]
         value, units = measured
         if all_under:
-            usual, mixed = all_over / all_under, _SHRINK * all_under / turns
-            left, at = value - units * (over + mixed * usual) / (under + mixed), 3 * m
+            usual, mixed = all_over / all_under, _PSEUDO_TURNS * all_under / turns
+            residual, at = value - units * (over + mixed * usual) / (under + mixed), 3 * m
             for of_task, squares_M in asked:
-                more = left - units * of_task[at] / (of_task[at + 1] + mixed)
-                of_task[at] += left
+                more = residual - units * of_task[at] / (of_task[at + 1] + mixed)
+                of_task[at] += residual
                 of_task[at + 1] += units
                 of_task[at + 2] += 1.0
                 of_kind = squares_M[m]
-                squares_M[m] = of_kind[0] + left * left, of_kind[1] + units * left, of_kind[2] + units * units
-                left = more
+                squares_M[m] = (
+                    of_kind[0] + residual * residual,
+                    of_kind[1] + units * residual,
+                    of_kind[2] + units * units,
+                )
+                residual = more
         self._totals_M[m] = (all_over + value, all_under + units, turns + 1)
         return over + value, under + units, rows + 1, vv + value * value, uv + units * value, uu + units * units
 
     def see(self, person: Person, at: float) -> _History:
-        """Note that a person was there, and nothing of the turn."""
+        """Note that a person was there, without counting a turn."""
         history = self._people.get(person)
         if history is None:
-            history = self._people[person] = _History(at, [_NONE] * len(self._metrics))
+            history = self._people[person] = _History(at, [_NO_SUMS] * len(self._metrics))
         history.seen = max(history.seen, at)
         return history
 
     def sample(self, known: Mapping[str, float]) -> None:
-        """Add one turn to the values that `threshold` takes its quantiles from, and to nothing else."""
+        """Add one turn's values to those from which `threshold` takes its quantiles, and to nothing else."""
         for metric in self._quantiles:
             value = metric.raw(known)
             if value is not None:
@@ -297,17 +306,18 @@ class Past:
         self._people = {who: history for who, history in self._people.items() if history.seen > before}
 
     def active(self, since: float) -> set[Person]:
-        """People who were seen after `since`."""
+        """Return the people who were seen after `since`."""
         return {who for who, history in self._people.items() if history.seen > since}
 
     def tenants(self, least: float) -> tuple[str, ...]:
-        """Tenants with at least `least` people, the largest first."""
+        """Return the tenants with at least `least` people, the largest first."""
         counts = Counter(tenant for tenant, _ in self._people)
         return tuple(tenant for tenant, count in counts.most_common() if count >= least)
 
     def expected(self) -> ExpectedMetrics:
-        """Each person's own ratio, mixed with so many turns, or days, of the average as fit how much people differ (`shrinkage`), and how
-        much more tasks bring than was expected of who asked for them. Later turns do not change the result.
+        """Return each person's expected values, shrunk towards the average (`shrinkage`), and the tasks' deviations from them.
+
+        Later turns do not change the result.
         """
         if self._days is not None:
             for day in range(1 - REMEMBERED_DAYS, 0):
@@ -327,21 +337,21 @@ class Past:
         return ExpectedMetrics(people=people, usual_M=usual_M, tasks=tasks)
 
     def threshold(self, metric: Metric) -> float | None:
-        """A metric's quantile among the newest values; None for a metric without one, or with too few values to estimate it."""
+        """Return a metric's quantile among the newest values; None for a metric without one, or with too few values to estimate it."""
         if metric.quantile is None:
             return None
         values = self._values[metric.name]
-        if len(values) * min(metric.quantile, 1.0 - metric.quantile) < _IN_THE_TAIL:
+        if len(values) * min(metric.quantile, 1.0 - metric.quantile) < _LEAST_IN_TAIL:
             return None
         return sorted(values)[math.ceil(metric.quantile * len(values)) - 1]
 
     def _usual(self, m: int) -> tuple[float, float]:
-        """The average of all people, and the units of the denominator that a person's own are mixed with."""
+        """Return the average of all people, and the units of the denominator mixed into a person's own."""
         sums = [history.sums_M[m] for history in self._people.values()]
         over, under, turns, *of_turns = (math.fsum(each[i] for each in sums) for i in range(6))
         if not under:
-            return 0.5, _SHRINK
+            return 0.5, _PSEUDO_TURNS
         usual = over / under
         groups = ((own - units * usual, count) for own, units, count, *_ in sums)
-        mixed = shrinkage(groups, _around(usual, *of_turns))
-        return usual, (_SHRINK if mixed is None else mixed) * under / turns
+        mixed = shrinkage(groups, _squares_around(usual, *of_turns))
+        return usual, (_PSEUDO_TURNS if mixed is None else mixed) * under / turns

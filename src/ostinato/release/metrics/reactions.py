@@ -1,4 +1,4 @@
-"""Turns of the log with people's reactions, taken out by time slot once late reactions had their chance.
+"""The log's turns joined with people's reactions, taken by time slot once late reactions have had their chance.
 
 A tenant's signals about another tenant's turn are ignored. A turn is taken once: memory holds only turns that may still get a reaction.
 """
@@ -15,16 +15,18 @@ from ostinato.core.records import Arm, Finish, Person, Signal, Turn
 from ostinato.core.seams import Cursor, Log
 from ostinato.core.verdicts import LATE
 from ostinato.release.metrics.config import OutcomeConfig
-from ostinato.release.metrics.facts import HEARD, MOST_SIGNALS, Said, Task, facts_of, tasks_of
+from ostinato.release.metrics.facts import HEARD, MOST_SIGNALS, Task, TurnSignals, facts_of, tasks_of
 
 _OUT_OF_ORDER_S = 60.0
-"""Rows of the log may be this much out of order in time: several processes write them, and a turn is written when it has ended."""
+"""How far rows of the log may be out of order in time: several processes write them, and a turn is written when it has ended."""
 
 
 @dataclass(slots=True)
 class Reacted:
-    """One turn: its person and version, its facts, and the signals about it. `policy` is "" where it ended before its first token;
-    `dealt` says whether its user was dealt to the arm by chance; `tasks`, what was asked. `over` is set once it was taken or dropped.
+    """One turn: its person and version, its facts, and the signals about it.
+
+    `policy` is "" if it ended before its first token. `dealt`: its user was assigned to the arm at random. `tasks`: what was asked. `over`
+    is set once it was taken or dropped.
     """
 
     turn: str
@@ -35,21 +37,21 @@ class Reacted:
     facts: Mapping[str, float]
     dealt: bool = True
     tasks: tuple[Task, ...] = ()
-    said: Said = field(default_factory=Said)
+    said: TurnSignals = field(default_factory=TurnSignals)
     over: bool = False
 
     def known(self, until: float = math.inf) -> dict[str, float]:
-        """Facts and signals by name, with the signals received by `until`."""
+        """Return facts and signals by name, with the signals received by `until`."""
         values = self.said.values(until)
         return {**values, **self.facts, HEARD: float(not values.keys() <= LATE)}
 
 
 def reacted(turn: Turn, wanted: Collection[str], nothing: str) -> Reacted | None:
-    """A turn without reactions yet, with the wanted facts; None for a turn that says nothing about one version.
+    """Return the turn with the wanted facts and no reactions yet; None for a turn that says nothing about one version.
 
-    Left out are evaluations, turns that mixed versions across a swap, turns that ended because the client's form was too complex, which no
-    version is to blame for, turns that Auto dealt: its shares follow the reward, so its arms were not dealt at random, and turns that may
-    not count (`Consent.NEVER`).
+    These turns are left out: evaluations; turns that mixed versions across a weight swap; turns that ended because the client's grammar was
+    too complex, for which no version is to blame; turns routed by Auto, whose shares follow the reward, so that its arms were not assigned
+    at fixed odds; and turns that may not count (`Consent.NEVER`).
     """
     if turn.finish is Finish.GRAMMAR or not turn.counts:
         return None
@@ -69,9 +71,10 @@ def reacted(turn: Turn, wanted: Collection[str], nothing: str) -> Reacted | None
 
 
 class Reactions:
-    """Reads the log from the place `after` on. `wanted` are the facts that metrics read.
+    """Reads the log after the position `after`. `wanted`: the facts that metrics read.
 
-    When more than `config.window` turns wait, the oldest of the tenant that has most of them is dropped: a flood costs only its sender.
+    When more than `config.window` turns wait, the oldest turn of the tenant with the most waiting turns is dropped, so that a flood costs
+    only its sender.
     """
 
     def __init__(self, log: Log, config: OutcomeConfig, wanted: Collection[str], after: Cursor) -> None:
@@ -85,11 +88,11 @@ class Reactions:
         self._early = PendingSignals[Signal](most=config.window, most_each=MOST_SIGNALS, seconds=config.early_s)
 
     async def refresh(self, until: float = math.inf, now: float = math.inf) -> list[Reacted]:
-        """Read the new rows, up to a row that is clearly younger than `until`. Returns the turns dropped because too many wait.
+        """Read the new rows, up to a row that is clearly younger than `until`. Return the turns dropped because too many were waiting.
 
-        One that lies beyond `now` ends nothing: it is of a clock that was ahead, and older rows follow it.
+        A row that lies beyond `now` does not end the reading: it was written by a clock that was ahead, and older rows follow it.
         """
-        gave_way: list[Reacted] = []
+        dropped: list[Reacted] = []
         async for cursor, row in self._log.read(self._cursor, {Turn, Signal}):
             self._cursor = cursor
             at = 0.0
@@ -102,35 +105,35 @@ class Reactions:
                 self._early.advance(at)
                 self._signal(row)
             if len(self._by_turn) > self._config.window:
-                gave_way.append(self._give_way())
+                dropped.append(self._drop_oldest())
             if until + _OUT_OF_ORDER_S < at <= now + _OUT_OF_ORDER_S:
                 break
-        return gave_way
+        return dropped
 
     def take(self, until: float) -> list[Reacted]:
-        """The turns that ended by `until` and were not taken before, in the log's order."""
+        """Return the turns that ended by `until` and were not taken before, in the log's order."""
         taken = [each for each in self._by_turn.values() if each.ended_at <= until]
         for each in taken:
-            self._end(each)
+            self._remove(each)
         for turns in self._by_tenant.values():
             while turns and turns[0].over:
                 turns.popleft()
         return taken
 
     def people(self) -> set[Person]:
-        """The people whose turns were not taken yet."""
+        """Return the people whose turns were not taken yet."""
         return {each.person for each in self._by_turn.values()}
 
-    def _give_way(self) -> Reacted:
+    def _drop_oldest(self) -> Reacted:
         tenant, _ = self._counts.most_common(1)[0]
         turns = self._by_tenant[tenant]
         while turns[0].over:
             turns.popleft()
         each = turns.popleft()
-        self._end(each)
+        self._remove(each)
         return each
 
-    def _end(self, each: Reacted) -> None:
+    def _remove(self, each: Reacted) -> None:
         tenant = each.person[0]
         each.over = True
         del self._by_turn[each.turn]

@@ -1,1 +1,1 @@
-"""Watches what the model does to people: behaviour rates, their detectors, and who it learns from."""
+"""Monitors of what training does to people and to behaviour: rates, drift detectors, reward hacking, and whom the model learns from."""

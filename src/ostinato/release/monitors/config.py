@@ -1,4 +1,4 @@
-"""Configuration of the monitors of the model's behaviour."""
+"""Configuration of the monitors of behaviour and reward hacking."""
 
 from __future__ import annotations
 

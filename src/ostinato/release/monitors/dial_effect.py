@@ -1,11 +1,11 @@
-"""The effect of people's dials: those who may have them against the standing holdout, by intention to treat. Pure.
+"""The treatment effect of people's dials: people who may have them against the standing holdout, by intention to treat. Pure functions.
 
-A hash of the name decides who is held out (`core.arm_assignment.holdout_place`), so without dials both sides are the same on average.
-Counted is each turn whose weights have a basis and that could have been steered by what its caller asked, whether or not it was: turns
-before the first basis do not count, and nobody is chosen by what they have rated. People are the units, however many turns they make.
+A hash of the name decides who is held out (`core.arm_assignment.holdout_place`), so without dials both sides are the same on average. Each
+turn counts whose weights have a basis and that could have been steered by what its caller asked, whether or not it was: turns before the
+first basis do not count, and nobody is selected by what they have rated. People are the units, however many turns they make.
 
-Counts begin anew every two weeks, and the last two periods are compared together, so that the difference is of the last 14 to 28 days. Its
-interval is that of a confidence sequence: it holds at every look between two such beginnings.
+Counts restart every two weeks, and the last two periods are compared together, so that the difference is over the last 14 to 28 days. Its
+interval is a confidence sequence: it holds at every look between two restarts.
 """
 
 from __future__ import annotations
@@ -24,19 +24,24 @@ from ostinato.release.trial.contrast import lower_bound, upper_bound
 PERIOD_S = 14 * DAY
 MOST_PEOPLE = 10_000
 TURNS_A_DAY = 20
-"""The most turns of one person and day that count."""
+"""The number of turns of one person and day that count."""
 _ALPHA = 0.05
-_BASES = 64  # newest versions with a basis that are remembered
+_BASES = 64  # number of newest versions with a basis that are kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialEffect:
-    """Acceptance of `people` who may have dials less that of the `holdout`, since `since`, with bounds that hold at every look (95%).
+    """Acceptance of the people who may have dials minus that of the holdout, since `since`, with bounds that hold at every look (95%).
 
-    `accepted`, `held`: the shares of their turns with a reward above 0; None without a turn. `lower`, `upper`: None with fewer than 20
-    effective people on a side. `leaning`: how many people had an answer that differs from the base model's. `token_kl`: nats a steered
-    token, `spent`: the mean share of an answer's budget. `mixed`: people of the holdout who had dials, because `adapt.holdout` was smaller;
-    they make the difference too small. `full`: people were left out for want of room.
+    Attributes:
+        people, holdout: the number of people on each side.
+        leaning: people who had an answer that differs from the base model's.
+        accepted, held: the share of each side's turns with a reward above 0; None without a turn.
+        lower, upper: None with fewer than 20 effective people on a side.
+        token_kl: nats per steered token.
+        spent: the mean share of an answer's KL budget that was spent.
+        mixed: people of the holdout who had dials because `adapt.holdout` was smaller then; they bias the difference towards 0.
+        full: people were left out for want of room.
 
     Example: ``DialEffect(since=1e9, people=412, holdout=41, leaning=300, accepted=0.62, held=0.55, difference=0.07, lower=0.01, upper=0.13,
     token_kl=0.03, spent=0.2, mixed=0, full=False)``
@@ -59,7 +64,7 @@ class DialEffect:
 
 @dataclass(slots=True)
 class _Counted:
-    """A person's turns with a reward, those with one above 0, and what dials did: `steered`, and `leaning` if that changed anything."""
+    """A person's turns with a reward, those of them above 0, and whether dials steered an answer (`steered`) and changed it (`leaning`)."""
 
     good: int = 0
     turns: int = 0
@@ -71,7 +76,7 @@ class _Counted:
 
 @dataclass(slots=True)
 class _Period:
-    """Counts since `began`, None before the first turn. People are known by their place alone, so that no name is kept."""
+    """Counts since `began` (None before the first turn). People are known only by their place in the hash, so that no name is kept."""
 
     began: float | None = None
     people: PersonCrowd[_Counted] = field(default_factory=lambda: PersonCrowd[_Counted](MOST_PEOPLE))
@@ -98,21 +103,21 @@ _NUMBERS = ("began", "answers", "tokens", "kl", "spent")
 
 
 class DialTally:
-    """Bases, turns and rewards in, counts by person out; no setting changes it, so that it is folded once for all.
+    """Counts by person, folded from bases, turns and rewards. No setting changes it, so it never has to be folded again.
 
-    `bases`: the versions of which a basis is known, by hash, with the dials' names.
+    `bases`: the dials' names of each version with a known basis, by the version's hash.
     """
 
     def __init__(self) -> None:
         self.bases: dict[str, tuple[str, ...]] = {}
-        self._declared = False  # unproven users have dials, too
+        self._declared = False  # whether users without proof of identity have dials, too
         self._before, self._now = _Period(), _Period()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, DialTally) and self.state() == other.state()
 
     def basis(self, row: SteeringBasis) -> None:
-        """Take in a basis: from now on its version's turns count."""
+        """Add a basis: from now on its version's turns count."""
         self.bases.pop(row.weights, None)
         if row.moves:
             self.bases[row.weights] = row.names
@@ -120,11 +125,11 @@ class DialTally:
             del self.bases[next(iter(self.bases))]
 
     def turn(self, turn: Turn) -> float | None:
-        """Take in a turn; its person's place if its reward counts, else None."""
-        # who withdraws the consent to dials still counts: that may be what dials did
+        """Count a turn. Return its person's place in the hash if its reward counts, else None."""
+        # a person who withdraws consent to dials still counts: the dials may be the reason
         allowed = turn.consent is not Consent.NEVER and (turn.verified or self._declared)
         counts = allowed and could_lean(turn, self.bases)
-        # after this turn, or it would count by its side
+        # set after this turn was classified, or the turn would count because it was steered
         self._declared |= turn.steered is not None and not turn.verified
         if not counts:
             return None
@@ -141,14 +146,14 @@ class DialTally:
         return place
 
     def reward(self, tenant: str, place: float, value: float, at: float) -> None:
-        """Take in the reward of such a turn."""
+        """Count the reward of a turn for which `turn` returned `place`."""
         counted = self._person(tenant, place, at)
         if counted is not None and counts_today(counted, at, TURNS_A_DAY):
             counted.turns += 1
             counted.good += value > 0.0
 
     def forget(self, row: Forgotten) -> None:
-        """Drop what is counted of a person, or of all people of a tenant."""
+        """Drop the counts of a person, or of all people of a tenant."""
         for people in (self._before.people, self._now.people):
             if row.user is None:
                 people.forget(row)
@@ -164,13 +169,13 @@ class DialTally:
         return self._now.people.get((tenant, repr(place)), _Counted)
 
     def state(self) -> dict[str, Any]:
-        """Everything, as JSON's types."""
+        """Return the whole state as JSON types."""
         periods = [each.to_json() for each in (self._before, self._now)]
         return {"bases": self.bases, "declared": self._declared, "periods": periods}
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> DialTally:
-        """The inverse of `state`. Raises LookupError, TypeError or ValueError for an invalid one."""
+        """Restore what `state` returned. Raises LookupError, TypeError or ValueError for an invalid state."""
         made = cls()
         made.bases = {str(weights): tuple(names) for weights, names in state["bases"].items()}
         made._declared = bool(state["declared"])
@@ -178,7 +183,7 @@ class DialTally:
         return made
 
     def effect(self, share: float, without: Collection[str] = ()) -> DialEffect | None:
-        """The effect with so large a holdout, leaving out tenants `without` dials; None before the first turn that counts."""
+        """Return the effect for a holdout of this `share`, without the tenants in `without`; None before the first turn that counts."""
         began = self._now.began if self._before.began is None else self._before.began
         if began is None:
             return None

@@ -1,10 +1,10 @@
-"""Who teaches most: each person's and each tenant's share of what the last optimizer steps learned.
+"""Influence: each person's and each tenant's share of what the last optimizer steps learned.
 
-The caps of `reward.credit` bound the share of one batch; they do not show a person who is near the cap in batch after batch. What a
-batch learns from a person is the sum over their turns of |advantage| over tokens, weighted as in the loss and the caps: all of people's
-turns alike, or, in batches of earlier versions, an episode's turns sharing one weight; a world's in full.
+The caps of `reward.credit` bound the share of one batch; they do not show a person who is near the cap in batch after batch. What a batch
+learns from a person is the sum over their turns of |advantage| over tokens, weighted as in the loss and the caps: all of people's turns
+alike, or, in batches of earlier versions, an episode's turns sharing one weight; a simulated world's turns in full.
 
-Rewards and batches name turns, while monitors are about people: `TurnOwners` says whose turn it was.
+Rewards and batches name turns, while monitors are about people: `TurnOwners` maps a turn to its person.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ostinato.release.monitors.config import MonitorsConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Who was served a turn, within which episode, and whether by the live release or by control; `auto`: dealt by Auto, so not by chance.
+    """The person who was served a turn, the turn's episode, and whether live or control served it. `auto`: routed by Auto, not at random.
 
     Example: ``Owner(person=("default", "ann"), episode="e1", live=True)``
     """
@@ -38,7 +38,7 @@ class Owner:
 
 
 class TurnOwners:
-    """The newest `most` turns' owners.
+    """The owners of the newest `most` turns.
 
     Example: ``owners.see(turn); owners.get(turn.id)``
     """
@@ -51,7 +51,7 @@ class TurnOwners:
         return len(self._owners)
 
     def see(self, turn: Turn) -> None:
-        """Remember a turn's owner. Beyond `most` the oldest is dropped."""
+        """Record a turn's owner. Beyond `most` turns, the oldest is dropped."""
         self._owners[turn.id] = Owner(
             person=turn.person,
             episode=turn.episode,
@@ -63,24 +63,24 @@ class TurnOwners:
             self._owners.popitem(last=False)
 
     def get(self, turn: str) -> Owner | None:
-        """A turn's owner; None if it is not remembered."""
+        """Return a turn's owner; None if it is not kept."""
         return self._owners.get(turn)
 
     def forget(self, row: Forgotten) -> None:
-        """Drop a person's turns: rewards and batches that name them belong to nobody."""
+        """Drop a person's turns: rewards and batches that name them then belong to nobody."""
         self._owners = OrderedDict(
             (turn, owner) for turn, owner in self._owners.items() if not row.covers(owner.person)
         )
 
     def snapshot(self) -> list[list[Any]]:
-        """As JSON's types, oldest first."""
+        """Return the owners as JSON types, oldest first."""
         return [
             [turn, *owner.person, owner.episode, owner.live, owner.control, owner.auto]
             for turn, owner in self._owners.items()
         ]
 
     def restore(self, rows: Sequence[Sequence[Any]]) -> None:
-        """The inverse of `snapshot`. Raises LookupError, TypeError or ValueError for an invalid state."""
+        """Restore what `snapshot` returned. Raises LookupError, TypeError or ValueError for an invalid state."""
         self._owners = OrderedDict(
             (
                 str(turn),
@@ -99,10 +99,10 @@ class TurnOwners:
 BY_PERSON, BY_TENANT = "influence:person", "influence:tenant"
 """The names of the alarms."""
 
-FAIR_SHARES = 4.0  # times an equal share, up to which no alarm is raised in a small crowd
-BACK = 0.75  # of the level, below which an alarm ends
+FAIR_SHARES = 4.0  # multiple of an equal share up to which no alarm is raised among few people
+BACK = 0.75  # fraction of the level below which an alarm is cleared
 EXAMPLES = 20
-_FORGOTTEN = 1e-6  # shares below this are forgotten
+_FORGOTTEN = 1e-6  # shares below this are dropped
 
 
 class Shares:
@@ -117,7 +117,7 @@ class Shares:
         self.by_name: dict[str, float] = {}
 
     def observe(self, shares: Mapping[str, float]) -> None:
-        """Take in the shares of a step."""
+        """Add the shares of a step."""
         self.steps = min(self.steps + 1, self._memory)
         part = 1.0 / self.steps
         names = self.by_name.keys() | shares.keys()
@@ -125,19 +125,19 @@ class Shares:
         self.by_name = {name: share for name, share in found.items() if share >= _FORGOTTEN}
 
     def largest(self) -> tuple[str, float]:
-        """The name with the largest share, and that share; ("", 0.0) before `memory` steps."""
+        """Return the name with the largest share, and that share; ("", 0.0) before `memory` steps."""
         if self.steps < self._memory or not self.by_name:
             return "", 0.0
-        # by name among equals, so that every reader of the same rows gets the same result
+        # ties are broken by name, so that every reader of the same rows gets the same result
         return max(self.by_name.items(), key=lambda pair: (pair[1], pair[0]))
 
     def level(self, most: float) -> float:
-        """The share above which an alarm is raised."""
+        """Return the share above which an alarm is raised."""
         return max(most, FAIR_SHARES / max(1, len(self.by_name)))
 
 
 class InfluenceWatch:
-    """Batches in, alarms out. An alarm names the turns of the largest share's person or tenant, never the person."""
+    """The monitor of influence: batches in, alarms out. An alarm names turns behind the largest share, but never the person."""
 
     def __init__(self, config: MonitorsConfig) -> None:
         self._most = {BY_PERSON: config.influence_user, BY_TENANT: config.influence_tenant}
@@ -145,26 +145,26 @@ class InfluenceWatch:
         self._stands: dict[str, bool] = {}
         self._accepted: dict[str, float] = {}
         self._most_turns = config.most_turns
-        self._simulated: dict[str, None] = {}  # rollouts' turns that no batch has taken yet, the oldest first
+        self._simulated: dict[str, None] = {}  # turns of simulated rollouts that no batch has used yet, oldest first
 
     @property
     def standing(self) -> list[str]:
-        """The names of the alarms that stand."""
+        """The names of the raised alarms."""
         return [name for name, stands in self._stands.items() if stands]
 
     def begin(self, alarms: Mapping[str, Alarm]) -> None:
-        """Begin without a state: the alarms that stand in the log stand."""
+        """Begin without a saved state: the alarms raised in the log are raised."""
         self._stands = {name: alarms[name].state is AlarmState.RAISED for name in self._most if name in alarms}
 
     def turn(self, row: Turn) -> None:
-        """Take in a rollout's turn; people's are among the owners."""
+        """Record a simulated rollout's turn; those of people are among the owners."""
         if row.arm is Arm.WORLD:
             self._simulated[row.id] = None
             if len(self._simulated) > self._most_turns:
                 del self._simulated[next(iter(self._simulated))]
 
     def batch(self, row: Batch, owners: TurnOwners) -> Iterator[Alarm]:
-        """Take in a step's batch. Turns whose owner is not remembered belong to nobody, but count in the total."""
+        """Process a step's batch. Turns whose owner is not kept belong to nobody, but count in the total."""
         masses = _masses(row, owners, self._simulated)
         for turn in row.turns:
             self._simulated.pop(turn, None)
@@ -181,7 +181,7 @@ class InfluenceWatch:
             yield from self._judge(name, row, masses)
 
     def alarm(self, row: Alarm) -> None:
-        """Take in a person's acceptance of the share: only a larger one raises the alarm again."""
+        """Apply a person's acceptance of the share: only a larger one raises the alarm again."""
         if row.name in self._most and row.detail.get(ACCEPTED) is True:
             self._stands[row.name] = False
             self._accepted[row.name] = self._shares[row.name].largest()[1] / BACK
@@ -205,7 +205,7 @@ class InfluenceWatch:
             turns = [turn for turn, (person, _) in masses.items() if person is not None and _key(name, person) == who]
             reason = (
                 f"one {what} of {len(shares.by_name)} gave {share:.1%} of what the last {shares.steps} steps learned, where "
-                f"{level:.1%} is the most: look at these turns before you trust them"
+                f"at most {level:.1%} is expected: look at these turns before you trust them"
             )
             detail = {"share": share, "level": level, "step": row.step, "turns": turns[-EXAMPLES:], "pauses": True}
             self._stands[name] = True
@@ -216,7 +216,7 @@ class InfluenceWatch:
             yield Alarm(id="", name=name, state=AlarmState.CLEARED, reason=reason, at=row.at)
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything, as JSON's types."""
+        """Return the whole state as JSON types."""
         shares = {name: [each.steps, each.by_name] for name, each in self._shares.items()}
         return {
             "shares": shares,
@@ -226,7 +226,7 @@ class InfluenceWatch:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `snapshot`. Raises AttributeError, LookupError, TypeError or ValueError for an invalid state."""
+        """Restore what `snapshot` returned. Raises AttributeError, LookupError, TypeError or ValueError for an invalid state."""
         for name, each in self._shares.items():
             steps, by_name = state["shares"][name]
             each.steps, each.by_name = int(steps), {str(who): float(share) for who, share in by_name.items()}
@@ -236,7 +236,7 @@ class InfluenceWatch:
 
 
 def _masses(row: Batch, owners: TurnOwners, simulated: Container[str]) -> dict[str, tuple[Person | None, float]]:
-    """By turn: its person, and its mass in the batch, in arbitrary units."""
+    """Return each turn's person and its mass in the batch, in arbitrary units."""
     found = {turn: owners.get(turn) for turn in row.turns}
     sizes = Counter((owner.person[0], owner.episode) for owner in found.values() if owner is not None)
     masses: dict[str, tuple[Person | None, float]] = {}
@@ -253,6 +253,6 @@ def _masses(row: Batch, owners: TurnOwners, simulated: Container[str]) -> dict[s
 
 
 def _key(name: str, person: Person) -> str:
-    """The key of a share: a tenant, or a person, with the tenant's length in front so that no two people have the same key."""
+    """Return the key of a share: a tenant, or a person prefixed with the length of the tenant's name, so that no two people share a key."""
     tenant, user = person
     return tenant if name == BY_TENANT else f"{len(tenant)} {tenant} {user}"

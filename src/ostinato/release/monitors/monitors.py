@@ -1,14 +1,15 @@
-"""All monitors as one fold of the log: rows in, alarms out. Pure: the same rows give the same alarms, wherever a reader restarts.
+"""All monitors as one fold of the log: rows in, alarms out. It is pure: the same rows give the same alarms, wherever a reader restarts.
 
 - turns -> behaviour rates, in sessions: `monitor:<rate>`, `monitor:<rate>:<arm>`
-- rewards -> people who teach against gold people: `teacher_favour`
+- rewards -> people who are learned from against gold people: `teacher_favour`
 - turns, rewards and signals -> the reward against outcomes, live and control: `outcome_gap`
-- turns and rewards -> of how many turns people say something, live and control: `feedback_gap`
-- turns, rewards and releases -> how long sessions are, live and control: `session_length`; live and the release before:
+- turns and rewards -> the share of turns with feedback, live and control: `feedback_gap`
+- turns, rewards and releases -> session length, live and control: `session_length`; live and the previous release:
   `session_length:previous`
-- turns -> how alike answers to different people are, live and control: `users_alike`
-- batches -> who teaches most: `influence:person`, `influence:tenant`
-- the release ledger -> the gate's results on best-of-k, on how answers differ and on opinions: `best_of_k`, `answers_alike`, `sycophancy`
+- turns -> how similar answers to different people are, live and control: `users_alike`
+- batches -> whom most is learned from: `influence:person`, `influence:tenant`
+- the release ledger -> the gate's results on best-of-k, on the diversity of answers and on sycophancy: `best_of_k`, `answers_alike`,
+  `sycophancy`
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ostinato.core.seams import Cursor
 from ostinato.release.monitors.behaviour import Behaviour
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.influence import InfluenceWatch, TurnOwners
-from ostinato.release.monitors.pass_at_k import ALIKE, NAME, SYCOPHANCY, NarrowingWatch
+from ostinato.release.monitors.pass_at_k import ANSWERS_ALIKE, BEST_OF_K, SYCOPHANCY, NarrowingWatch
 from ostinato.release.monitors.proxy_gap import FeedbackGapWatch, GoldWatch, OutcomeGapWatch
 from ostinato.release.monitors.rates import Rate
 from ostinato.release.monitors.sameness import Sameness, SamenessWatch
@@ -32,7 +33,7 @@ from ostinato.release.monitors.session_length import SessionLengthWatch
 FORMAT = "monitors@12"
 
 Watched = Turn | Alarm | ReleaseEvent | Reward | Batch | Signal
-"""The rows that bear on alarms."""
+"""The rows that can change an alarm."""
 
 _Gap = GoldWatch | OutcomeGapWatch | FeedbackGapWatch | SamenessWatch | SessionLengthWatch
 _Accepting = _Gap | InfluenceWatch | NarrowingWatch
@@ -61,24 +62,26 @@ class Monitors:
         self._sameness = SamenessWatch(config)
         self._lengths = SessionLengthWatch(config)
         self._influence = InfluenceWatch(config)
-        self._gated = {name: NarrowingWatch(name) for name in (NAME, ALIKE, SYCOPHANCY)}
+        self._gated = {name: NarrowingWatch(name) for name in (BEST_OF_K, ANSWERS_ALIKE, SYCOPHANCY)}
 
     @property
     def paused(self) -> bool:
-        """True while an alarm stands that pauses shipping: a behaviour alarm does so if its shift is harmful, `answers_alike`,
-        `users_alike`, `feedback_gap`, `session_length` and `session_length:previous` never.
+        """True while an alarm is raised that pauses shipping.
+
+        An alarm about a behaviour rate does so if its shift is harmful. `answers_alike`, `users_alike`, `feedback_gap`, `session_length`
+        and `session_length:previous` never do.
         """
         return self.behaviour.paused or bool(self._others)
 
     @property
     def standing(self) -> list[str]:
-        """The names of the alarms that stand."""
-        quiet = (self._gated[ALIKE], self._sameness, self._feedback, self._lengths)
+        """The names of the raised alarms."""
+        quiet = (self._gated[ANSWERS_ALIKE], self._sameness, self._feedback, self._lengths)
         return [*self.behaviour.names, *self._others, *(name for watch in quiet for name in watch.standing)]
 
     @property
     def readings(self) -> list[Sameness]:
-        """How alike answers to different people were, for each of the last releases."""
+        """How similar answers to different people were, for each of the last releases."""
         return list(self._sameness.readings)
 
     @property
@@ -87,14 +90,14 @@ class Monitors:
         return self._gold.full
 
     def begin(self, alarms: Mapping[str, Alarm]) -> None:
-        """Begin without a state, from the newest row about each alarm in the log, by name. Alarms that stand there stay."""
+        """Begin without a saved state, from the newest row about each alarm in the log, by name. Alarms raised there stay raised."""
         for watch in (self.behaviour, *self._accepting):
             watch.begin(alarms)
 
     def apply(self, seq: Cursor, row: Watched | Forgotten) -> list[Alarm]:
-        """Take in a row of the log; returns the alarms that it raises or clears.
+        """Apply a row of the log. Return the alarms that it raises or clears.
 
-        Their ids hold `seq`, the row's place in the log, so that reading the same rows again writes the same alarms.
+        Their ids hold `seq`, the row's position in the log, so that reading the same rows again writes the same alarms.
         """
         if isinstance(row, Forgotten):
             for watch in (self.behaviour, self._owners, self._influence, *self._gaps):
@@ -112,7 +115,7 @@ class Monitors:
 
     @property
     def _others(self) -> list[str]:
-        gated = [name for name, watch in self._gated.items() if name != ALIKE and watch.standing]
+        gated = [name for name, watch in self._gated.items() if name != ANSWERS_ALIKE and watch.standing]
         return [*self._gold.standing, *self._outcomes.standing, *self._influence.standing, *gated]
 
     def _apply(self, row: Watched) -> Iterator[Alarm]:
@@ -143,7 +146,7 @@ class Monitors:
             yield from self._lengths.turn(row)
         self._influence.turn(row)
         if row.style is not None and row.style.arm != "none":
-            return  # it has the form that its style asks for, which control's and earlier answers lack: no drift of the weights
+            return  # its form follows the style, which control's and earlier answers lack, and says nothing about a drift of the weights
         if row.arm.people:
             yield from self._sameness.turn(row)
         yield from self.behaviour.turn(row)
@@ -163,7 +166,7 @@ class Monitors:
         self._lengths.reward(row, owner)
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything, as JSON's types."""
+        """Return the whole state as JSON types."""
         return {
             "format": FORMAT,
             "behaviour": self.behaviour.snapshot(),
@@ -178,7 +181,7 @@ class Monitors:
         }
 
     def restore(self, state: Mapping[str, Any]) -> bool:
-        """The inverse of `snapshot`, under the current settings; False for another version's.
+        """Restore what `snapshot` returned, under the current settings. Return false for a snapshot of another format.
 
         Raises AttributeError, LookupError, TypeError or ValueError if `state` is not a snapshot at all; do not use this object then.
         """

@@ -1,16 +1,16 @@
-"""Gaps between the reward, which is a proxy for what people want, and what they want: three ways in which a reward is hacked.
+"""Gaps between the reward, a proxy for what people want, and what they want: three signs of reward hacking.
 
-*Teachers' favour*: if the model learns to please only the people who teach it, their reward rises and that of *gold* people, whose feedback
-is never learned from, does not. Gold people are chosen by a hash, so without such learning both groups are the same on average, at any time
-and whatever happens to the product: the difference between them needs no reference and no past.
+*Teacher favour*: if the model learns to please only the people whose feedback it learns from (teachers), their reward rises, and that of
+*gold* people, whose feedback is never learned from, does not. Gold people are chosen by a hash, so without such learning both groups are
+the same on average, at any time and whatever happens to the product: the difference between them needs no reference and no past.
 
-*Outcome gap*: flattery and other tricks that please everybody's thumb raise the reward of both groups alike. So live is compared with
-control twice, by the reward and by an outcome that the reward does not contain, such as whether people come again the next day. If the
+*Outcome gap*: flattery and other tricks that earn everybody's thumbs-up raise the reward of both groups alike. So live is compared with
+control twice, by the reward and by an outcome that the reward does not contain, such as whether people come back the next day. If the
 reward has risen and the outcome has fallen, the reward is being optimised at the outcome's expense (Goodhart's law; Gao et al., arXiv
 2210.10760, for gold and proxy rewards).
 
-*Feedback gap*: a reward sees only the turns of which somebody says something. If people on live say something of fewer turns than people on
-control, what displeases may have gone unheard (selection on the outcome).
+*Feedback gap*: a reward covers only the turns that get feedback. If people on live give feedback on fewer turns than people on control,
+bad answers may have gone unnoticed (selection on the outcome).
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from ostinato.release.monitors.influence import Owner
 from ostinato.release.trial.contrast import Contrast, Effect, TimeSlot, lower_bound, upper_bound
 
 TEACHER_FAVOUR = "teacher_favour"
-"""The name of the alarm that people who teach are pleased more than gold people."""
+"""Name of the alarm that people who are learned from are pleased more often than gold people."""
 
 OLD_TEACHER_FAVOUR = "proxy_gap"
-"""Its name in logs of earlier versions; an alarm that stands under it ends under it."""
+"""Its name in logs of earlier versions; an alarm raised under it is cleared under it."""
 
 OUTCOME_GAP = "outcome_gap"
-"""The name of the alarm that the reward rises while an outcome falls."""
+"""Name of the alarm that the reward rises while an outcome falls."""
 
 FEEDBACK_GAP = "feedback_gap"
-"""The name of the alarm that people say something of fewer turns on live than on control."""
+"""Name of the alarm that fewer turns get feedback on live than on control."""
 
 UNHEARD = 0.02
-"""How much lower live's share of turns with feedback may be."""
+"""The tolerance for a lower share of turns with feedback on live."""
 
-LEAST_PEOPLE = 20  # effective people on each side
+LEAST_PEOPLE = 20  # least effective number of people on each side
 _SALT = "gold"
 T = TypeVar("T")
 
 
 def is_gold(tenant: str, user: str, *, share: float, salt: str) -> bool:
-    """True if this person's feedback is never learned from. The same answer for ever for the same salt; raising `share` only adds people.
+    """Return true if this person's feedback is never learned from. It never changes for one salt; a larger `share` only adds people.
 
     Example: ``is_gold("default", "ann", share=0.1, salt="gold")``
     """
@@ -58,7 +58,7 @@ def is_gold(tenant: str, user: str, *, share: float, salt: str) -> bool:
 
 
 def gold_people(config: MonitorsConfig) -> Callable[[str, str], bool]:
-    """Tenant and user -> whether they are gold, by the settings.
+    """Return the function from tenant and user to whether they are gold, by the settings.
 
     Example: ``gold_people(MonitorsConfig(gold=0.05))("default", "ann")``
     """
@@ -68,9 +68,9 @@ def gold_people(config: MonitorsConfig) -> Callable[[str, str], bool]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeacherFavour:
-    """The share of turns with a positive reward among people who teach minus that among gold people, in [-1, 1].
+    """The share of turns with a positive reward among people who are learned from, minus that among gold people, in [-1, 1].
 
-    `lower` is above the truth at any look with probability at most `alpha` (`teacher_favour`). `taught_by` and `gold` count people.
+    `lower` exceeds the truth at any look with probability at most `alpha` (`teacher_favour`). `taught_by` and `gold` count people.
 
     Example: ``TeacherFavour(taught_by=412, gold=41, mean=0.041, lower=0.022)``
     """
@@ -84,10 +84,10 @@ class TeacherFavour:
 def teacher_favour(
     outcomes: Mapping[Person, tuple[float, float]], gold: Callable[[str, str], bool], alpha: float
 ) -> TeacherFavour | None:
-    """The gap among people who were served the same versions at the same time; None with fewer than 20 effective people on a side.
+    """Return the gap among people who were served the same versions at the same time; None with fewer than 20 effective people on a side.
 
-    `outcomes` has each person's number of turns with a positive reward, and of all turns with a reward. Clustered by person; the bound
-    is that of a confidence sequence (`release.trial.contrast`), which allows repeated looks.
+    `outcomes`: each person's number of turns with a positive reward, and of all turns with a reward. The estimate is clustered by person,
+    and the bound is that of a confidence sequence (`release.trial.contrast`), which allows repeated looks.
     """
     effect, taught, others = person_difference(outcomes, lambda person: not gold(*person))
     if effect.people < LEAST_PEOPLE:
@@ -99,7 +99,7 @@ def teacher_favour(
 def person_difference(
     outcomes: Mapping[Person, tuple[float, float]], treated: Callable[[Person], bool]
 ) -> tuple[Effect, int, int]:
-    """Treated people's mean minus that of the others, clustered by person, and the number of people on each side."""
+    """Return treated people's mean minus that of the others, clustered by person, and the number of people on each side."""
     people = [person for person, (_, turns) in outcomes.items() if turns > 0]
     treated_R = np.array([treated(person) for person in people], dtype=np.bool_)
     contrast = Contrast(most_turns_a_day=float("inf"))
@@ -123,7 +123,7 @@ class _Daily(Protocol):
 
 
 def counts_today(counted: _Daily, at: float, most: int) -> bool:
-    """Count one more of the day of `at`; False beyond `most` of them."""
+    """Count one more event on the day of `at`. Return false beyond `most` of them."""
     day = int(at // DAY)
     if counted.day != day:
         counted.day, counted.today = day, 0
@@ -132,7 +132,7 @@ def counts_today(counted: _Daily, at: float, most: int) -> bool:
 
 
 def dealt_by_chance(turn: Turn) -> bool:
-    """True if chance decided which arm served this turn: neither the lack of a name, nor Auto, whose shares follow the reward."""
+    """Return true if the arm was assigned at random: neither live for want of a name, nor by Auto, whose shares follow the reward."""
     return turn.propensity < 1.0 and turn.auto is None
 
 
@@ -145,10 +145,10 @@ class _Counted:
 
 
 class PersonCrowd(Generic[T]):
-    """At most `most` people, by tenant. When it is full, the newest person of the largest tenant is dropped for one of a smaller tenant:
-    a tenant that invents names takes places from nobody else.
+    """At most `most` people, by tenant. A tenant that invents names cannot displace people of smaller tenants.
 
-    `full`: a person was left out since the last `clear`.
+    When the crowd is full, the newest person of the largest tenant is dropped for a person of a smaller tenant. `full`: a person was left
+    out since the last `clear`.
     """
 
     def __init__(self, most: int) -> None:
@@ -163,7 +163,7 @@ class PersonCrowd(Generic[T]):
         return (((tenant, user), each) for tenant, users in self._tenants.items() for user, each in users.items())
 
     def get(self, person: Person, new: Callable[[], T]) -> T | None:
-        """The counts of a person, `new()` if they are new; None if there is no room for them."""
+        """Return the counts of a person, `new()` if they are new; None if there is no room for them."""
         tenant, user = person
         users = self._tenants.get(tenant, {})
         known = users.get(user)
@@ -173,7 +173,7 @@ class PersonCrowd(Generic[T]):
         return known
 
     def known(self, person: Person) -> T | None:
-        """The counts of a person; None if they are not there."""
+        """Return the counts of a person; None if they are not there."""
         return self._tenants.get(person[0], {}).get(person[1])
 
     def put(self, person: Person, counted: T) -> None:
@@ -211,34 +211,34 @@ class PersonCrowd(Generic[T]):
 
 
 class GapWatch:
-    """What the watches on a gap have in common: an alarm that follows the log, and crowds from which people can be forgotten."""
+    """The base of the monitors of a gap: an alarm that follows the log, and crowds from which people can be forgotten."""
 
     def __init__(self, gap: GapAlarm, *crowds: PersonCrowd[Any]) -> None:
         self.gap, self._crowds = gap, crowds
 
     @property
     def standing(self) -> list[str]:
-        """The alarm's name while it stands."""
+        """The alarm's name while it is raised."""
         return self.gap.standing
 
     def begin(self, alarms: Mapping[str, Alarm]) -> None:
-        """Begin without a state: the alarm stands if it stands in the log."""
+        """Begin without a saved state: the alarm is raised if the log says so."""
         self.gap.begin(alarms)
 
     def alarm(self, row: Alarm) -> None:
-        """Take in a person's acceptance of the gap that was found last. Other rows are ignored."""
+        """Apply a person's acceptance of the gap that was found last. Other rows are ignored."""
         self.gap.accepted(row)
 
     def forget(self, row: Forgotten) -> None:
-        """Drop what is counted of a person."""
+        """Drop the counts of a person."""
         for crowd in self._crowds:
             crowd.forget(row)
 
 
 class GoldWatch(GapWatch):
-    """Rewards in, alarms about the gap out.
+    """The monitor of teacher favour: rewards in, alarms out.
 
-    Both sides are counted for a week (`gold_s`), looked at hourly, and then counted anew.
+    Both sides are counted for a week (`gold_s`), compared hourly, and then counted anew.
     """
 
     def __init__(self, config: MonitorsConfig) -> None:
@@ -249,11 +249,11 @@ class GoldWatch(GapWatch):
 
     @property
     def full(self) -> bool:
-        """True if a person was left out for want of room since the present count began."""
+        """True if a person was left out for want of room in the current period."""
         return self._people.full
 
     def reward(self, row: Reward, owner: Owner | None) -> Iterator[Alarm]:
-        """Take in a reward, with the owner of its turn; yields alarms."""
+        """Process a reward, with the owner of its turn; yield alarms."""
         if self._config.gold <= 0.0 or not self._config.enabled:
             yield from self.gap.end("there are no gold people any more (release.monitors.gold)", row.at)
             return
@@ -292,7 +292,7 @@ class GoldWatch(GapWatch):
         yield self.gap.raised(reason, at, detail)
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything, as JSON's types."""
+        """Return the whole state as JSON types."""
         return {
             "people": [[*person, c.good, c.turns, c.day, c.today] for person, c in self._people],
             "full": self._people.full,
@@ -300,7 +300,7 @@ class GoldWatch(GapWatch):
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `snapshot`. Raises LookupError, TypeError or ValueError for an invalid state."""
+        """Restore what `snapshot` returned. Raises LookupError, TypeError or ValueError for an invalid state."""
         self._people.clear()
         for tenant, user, good, turns, day, today in state["people"]:
             self._people.put((str(tenant), str(user)), _Counted(float(good), float(turns), int(day), int(today)))
@@ -312,14 +312,14 @@ class GoldWatch(GapWatch):
 
 
 def _compared(people: PersonCrowd[T], owner: Owner | None) -> T | None:
-    """The counts of who was served a turn of live or control, if they were dealt to it by chance."""
+    """Return the counts of the person who was served a turn by live or control, if the arm was assigned at random; else None."""
     if owner is None or owner.auto or not (owner.live or owner.control):
         return None
     return people.known(owner.person)
 
 
 RETURNED = "returned"
-"""The outcome that needs no signal: whether people who came on one day came again on the next."""
+"""The outcome that needs no signal: whether people who came on one day came back on the next."""
 
 _REMEMBERED_DAYS = 7
 _SIDES = {Arm.LIVE: True, Arm.CONTROL: False}
@@ -327,8 +327,10 @@ _SIDES = {Arm.LIVE: True, Arm.CONTROL: False}
 
 @dataclass(slots=True)
 class _Visits:
-    """A person: on live if `treated`, else on control; by outcome (`""`: the reward) the sum and the number. `last` and `before` are the
-    newest days with a visit, and whether it was to live or control (None: to another arm).
+    """A person's outcomes and visits, on live if `treated`, else on control.
+
+    `sums`: by outcome (`""`: the reward), the sum and the number. `last` and `before`: the newest days with a visit, each with whether it
+    was to live (true), control (false) or another arm (None).
     """
 
     treated: bool
@@ -359,12 +361,12 @@ class _Visits:
 
 
 class OutcomeGapWatch(GapWatch):
-    """Turns, rewards and signals in, alarms about the reward and an outcome of live and control out.
+    """The monitor of the outcome gap: turns, rewards and signals in, alarms out.
 
-    Both arms are counted for a week (`gold_s`), looked at hourly, and counted anew. The alarm is raised when live's share of turns with a
-    positive reward is shown to be above control's and an outcome's mean below it, each at `gold_alpha` however often it is looked at, of
-    which several outcomes have equal parts. An outcome that merely stays where it was raises nothing: it may not depend on the model.
-    After a person has accepted it, only a larger loss of that outcome raises it.
+    Both arms are counted for a week (`gold_s`), compared hourly, and counted anew. The alarm is raised when live's share of turns with a
+    positive reward is shown to be above control's and an outcome's mean below it, each at level `gold_alpha` over all looks; several
+    outcomes share their level equally. An outcome that merely stays where it was raises nothing: it may not depend on the model. After a
+    person has accepted the alarm, only a larger loss of that outcome raises it again.
     """
 
     def __init__(self, config: MonitorsConfig) -> None:
@@ -377,7 +379,7 @@ class OutcomeGapWatch(GapWatch):
         self._tolerated: dict[str, float] = {}
 
     def turn(self, turn: Turn) -> None:
-        """Take in a person's turn: a visit. Those who were not dealt to an arm by chance are left out, and those who follow training."""
+        """Record a person's turn as a visit. Turns of arms that were not assigned at random, and of the learner arm, are left out."""
         if not self._on or not turn.arm.people or turn.arm is Arm.LEARNER or not dealt_by_chance(turn):
             return
         day, side = int(turn.ended_at // DAY), _SIDES.get(turn.arm)
@@ -385,13 +387,13 @@ class OutcomeGapWatch(GapWatch):
             self._close(day)
         known = self._people.get(turn.person, lambda: _Visits(treated=side is not False))
         if known is not None and side is not None and side is not known.treated:
-            # control's share was changed: what the other side gave is not this one's
+            # control's share was changed: drop what the person did on the other side
             known.treated, known.sums = side, {}
         if known is not None and day > known.last[0]:
             known.before, known.last = known.last, (day, side)
 
     def reward(self, row: Reward, owner: Owner | None) -> Iterator[Alarm]:
-        """Take in a reward, with the owner of its turn; yields alarms."""
+        """Process a reward, with the owner of its turn; yield alarms."""
         if not self._on:
             yield from self.gap.end("no outcome is compared any more (release.monitors.outcomes)", row.at)
             return
@@ -405,23 +407,23 @@ class OutcomeGapWatch(GapWatch):
             yield from self._look(row.at)
 
     def signal(self, signal: Signal, owner: Owner | None) -> None:
-        """Take in a signal about a turn. Retractions are ignored."""
+        """Count a signal about a turn. Retractions are ignored."""
         if not self._on or signal.retracts is not None or signal.name not in self._config.outcomes:
             return
         known = _compared(self._people, owner) if owner is not None and owner.person[0] == signal.tenant else None
-        # as many as of rewards: nobody decides for all by sending many
+        # limited as rewards are, so that nobody dominates by sending many signals
         most = self._config.turns_a_day * self._config.gold_s / DAY
         if known is not None and known.sums.get(signal.name, (0.0, 0))[1] < most:
             known.add(signal.name, min(max(signal.value, 0.0), 1.0))
 
     def alarm(self, row: Alarm) -> None:
-        """Take in a person's acceptance of the losses that were found last. Other rows are ignored."""
+        """Apply a person's acceptance of the losses that were found last. Other rows are ignored."""
         if self.gap.accepted(row):
             for name, lost in self._lost.items():
                 self._tolerated[name] = max(lost, self._tolerated.get(name, 0.0))
 
     def _close(self, day: int) -> None:
-        """Count who came again on the day that is over, of those who came to live or control on the day before it."""
+        """Count who came back on the day that is over, of those who came to live or control on the day before it."""
         over, self._today = self._today, day
         if over is None or RETURNED not in self._config.outcomes:
             return
@@ -465,7 +467,7 @@ class OutcomeGapWatch(GapWatch):
             yield self.gap.raised(reason, at, detail)
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything, as JSON's types."""
+        """Return the whole state as JSON types."""
         return {
             "people": [[*person, *each.to_json()] for person, each in self._people],
             "full": self._people.full,
@@ -476,7 +478,7 @@ class OutcomeGapWatch(GapWatch):
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `snapshot`. Raises LookupError, TypeError or ValueError for an invalid state."""
+        """Restore what `snapshot` returned. Raises LookupError, TypeError or ValueError for an invalid state."""
         self._people.clear()
         for tenant, user, *visits in state["people"]:
             self._people.put((str(tenant), str(user)), _Visits.from_json(visits))
@@ -491,10 +493,8 @@ class OutcomeGapWatch(GapWatch):
 
 
 @dataclass(slots=True)
-class _Heard:
-    """A person, on live if `treated`, else on control: their turns, those of which something was said, and what they weigh, at most so many
-    turns a day.
-    """
+class _FeedbackCounts:
+    """A person's turns, on live if `treated`, else on control; those of them with feedback; and their weight, limited by day."""
 
     treated: bool
     turns: float = 0.0
@@ -505,24 +505,24 @@ class _Heard:
 
 
 class FeedbackGapWatch(GapWatch):
-    """Turns and rewards in, alarms out if people on live say something of fewer of their turns than people on control.
+    """The monitor of the feedback gap: turns and rewards in, alarms out.
 
-    Both arms are counted for a week (`gold_s`), looked at hourly, and counted anew. A turn is heard if its reward rests on signals. The
-    alarm is raised when live's share is shown to be lower by more than `UNHEARD`, at `gold_alpha` however often it is looked at. It pauses
-    nothing: people may say less because there is less to complain of.
+    Both arms are counted for a week (`gold_s`), compared hourly, and counted anew. A turn has feedback if its reward rests on signals. The
+    alarm is raised when live's share of turns with feedback is shown to be lower by more than `UNHEARD`, at level `gold_alpha` over all
+    looks. It pauses nothing: people may say less because there is less to complain about.
     """
 
     def __init__(self, config: MonitorsConfig) -> None:
-        self._people = PersonCrowd[_Heard](config.most_people)
+        self._people = PersonCrowd[_FeedbackCounts](config.most_people)
         super().__init__(GapAlarm(FEEDBACK_GAP, UNHEARD), self._people)
         self._config = config
 
     def turn(self, turn: Turn) -> None:
-        """Take in a person's turn that may get a reward. Those who were not dealt to live or control by chance are left out."""
+        """Count a person's turn that may get a reward. People who were not assigned to live or control at random are left out."""
         side = _SIDES.get(turn.arm)
         if not self._config.enabled or side is None or turn.purpose is not Purpose.TASK or not dealt_by_chance(turn):
             return
-        known = self._people.get(turn.person, lambda: _Heard(treated=side))
+        known = self._people.get(turn.person, lambda: _FeedbackCounts(treated=side))
         if known is None:
             return
         if known.treated is not side:  # control's share was changed
@@ -531,7 +531,7 @@ class FeedbackGapWatch(GapWatch):
         known.weight += counts_today(known, turn.ended_at, self._config.turns_a_day)
 
     def reward(self, row: Reward, owner: Owner | None) -> Iterator[Alarm]:
-        """Take in a reward, with the owner of its turn; yields alarms."""
+        """Process a reward, with the owner of its turn; yield alarms."""
         if not self._config.enabled:
             yield from self.gap.end("nothing is watched any more (release.monitors.enabled)", row.at)
             return
@@ -546,7 +546,7 @@ class FeedbackGapWatch(GapWatch):
 
     def _look(self, at: float) -> Iterator[Alarm]:
         sides = {person: each.treated for person, each in self._people}
-        # the share is of all turns: of rewards it is not known whether their turns were among the first of a day
+        # the share is over all of a person's turns, as a reward does not say whether its turn was among the day's first
         counts = {person: (each.weight * each.heard / each.turns, each.weight) for person, each in self._people}
         effect, live, control = person_difference(counts, sides.__getitem__)
         upper = upper_bound(effect.difference, effect.variance, self._config.gold_alpha)
@@ -554,14 +554,14 @@ class FeedbackGapWatch(GapWatch):
         if not found or not self.gap.find(-effect.difference):
             return
         reason = (
-            f"{live} people on live say something of {-100 * effect.difference:.1f} pp fewer of their turns than {control} on control, "
-            f"where {100 * self.gap.tolerated:.1f} pp are tolerated: what displeases may go unheard, or there is less to complain of"
+            f"{live} people on live give feedback on {-100 * effect.difference:.1f} pp fewer of their turns than {control} on control, "
+            f"where {100 * self.gap.tolerated:.1f} pp are tolerated: bad answers may go unnoticed, or there is less to complain about"
         )
         detail = {"difference": effect.difference, "live": live, "control": control, "pauses": False}
         yield self.gap.raised(reason, at, detail)
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything, as JSON's types."""
+        """Return the whole state as JSON types."""
         return {
             "people": [
                 [*person, each.treated, each.turns, each.heard, each.weight, each.day, each.today]
@@ -572,10 +572,10 @@ class FeedbackGapWatch(GapWatch):
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `snapshot`. Raises LookupError, TypeError or ValueError for an invalid state."""
+        """Restore what `snapshot` returned. Raises LookupError, TypeError or ValueError for an invalid state."""
         self._people.clear()
         for tenant, user, treated, turns, heard, weight, day, today in state["people"]:
-            one = _Heard(bool(treated), float(turns), float(heard), float(weight), int(day), int(today))
+            one = _FeedbackCounts(bool(treated), float(turns), float(heard), float(weight), int(day), int(today))
             self._people.put((str(tenant), str(user)), one)
         self._people.full = bool(state["full"])
         self.gap.restore(state)

@@ -1,13 +1,13 @@
-"""Sameness across users: do answers to different people become alike, beyond those of control at the same time?
+"""Sameness across users: whether answers to different people become more similar than those of control at the same time.
 
-A policy that collapses to a few answers can hold every rate and please every thumb (mode collapse). What is estimated is the expected
-similarity of two answers, to two people of one arm whose prompts begin alike: the Jaccard index of their sets of three-token runs. Live's
-is compared with control's over the same time, which is dealt by chance and so is asked the same. Each person counts with one answer for
-each release, so pairs are of different people, and a mean over pairs is a U-statistic (Hoeffding 1948) whose variance the jackknife gives
+A policy that collapses to a few answers (mode collapse) can keep every rate in range and please every rater. The estimate is the expected
+similarity of two answers to two people of one arm whose prompts begin alike: the Jaccard index of their sets of three-token runs. Live is
+compared with control over the same time, whose people are assigned at random and so ask the same. Each person counts with one answer per
+release, so pairs are of different people, and the mean over pairs is a U-statistic (Hoeffding 1948) whose variance the jackknife gives
 (Arvesen 1969).
 
-No text is kept. An answer is stored as a b-bit minwise hash of its runs (Broder 1997; Li and König 2010, arXiv 0908.4136): sixteen bytes, a
-share of which equal to the Jaccard index agrees between two answers in the mean, and one in 256 of the rest.
+No text is kept. An answer is stored as a b-bit minwise hash of its runs (Broder 1997; Li and König 2010, arXiv 0908.4136): sixteen bytes.
+Of two answers' bytes, the expected share that agrees is the Jaccard index plus one in 256 of the rest.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from ostinato.release.monitors.proxy_gap import LEAST_PEOPLE, GapWatch, PersonCr
 from ostinato.release.trial.contrast import lower_bound, upper_bound
 
 USERS_ALIKE = "users_alike"
-"""The name of the alarm that answers to different people are more alike on live than on control."""
+"""Name of the alarm that answers to different people are more similar on live than on control."""
 
 TOLERATED = 0.02
-"""How much higher live's similarity may be."""
+"""The tolerance for a higher similarity on live."""
 
 MOST_PEOPLE = 2_000  # on each side
-# people on live, and on control, from which on a release is read by itself; one with fewer is read together with the next
-_SETTLED = (100, LEAST_PEOPLE)
-_LEAST = 10  # people on either side of those whose prompts begin alike
+# least number of people on live and on control for reading a release by itself; one with fewer is read together with the next
+_LEAST_READ = (100, LEAST_PEOPLE)
+_LEAST = 10  # least number of people on either side for a group whose prompts begin alike
 _READINGS = 20
 _RUN, _HASHES, _LONGEST = 3, 16, 1_024
 _ODD = np.array(
@@ -49,9 +49,9 @@ _ODD = np.array(
 
 
 def answer_hash(ids: Sequence[int]) -> str:
-    """The minwise hash of an answer's first 1,024 tokens, as 32 hexadecimal digits; an answer below three tokens is one run.
+    """Return the minwise hash of an answer's first 1,024 tokens, as 32 hexadecimal digits. An answer below three tokens is one run.
 
-    Example: the share of equal bytes of two is about the Jaccard index of the answers' three-token runs.
+    Example: the share of equal bytes of two hashes is about the Jaccard index of the answers' three-token runs.
     """
     ids_T = np.array(ids[:_LONGEST], dtype=np.uint64)
     width = min(_RUN, ids_T.size)
@@ -68,7 +68,8 @@ def answer_hash(ids: Sequence[int]) -> str:
 class Sameness:
     """The expected similarity of two people's answers, from 0 to 1, on both sides, and live minus control with its variance.
 
-    `live` and `control` count people, `policy` is the release that live's answers are of.
+    `live` and `control` count people. `similarity` is that of live, `usual` that of control. `policy`: the release that gave live's
+    answers.
 
     Example: ``Sameness(policy="v7@aa", live=400, control=100, similarity=0.31, usual=0.12, difference=0.19, variance=0.0004)``
     """
@@ -83,12 +84,13 @@ class Sameness:
 
 
 Answered = tuple[str, str, str]
-"""Tenant, hash of how the prompt begins, and `answer_hash`, of one person."""
+"""One person's tenant, hash of the prompt's opening, and `answer_hash`."""
 
 
 def sameness(live: Iterable[Answered], control: Iterable[Answered], policy: str = "") -> Sameness | None:
-    """Compare both sides among people of a tenant whose prompts begin alike, or of all its others where those are few; None with fewer
-    than 20 people on a side.
+    """Compare both sides; None with fewer than 20 people on a side.
+
+    Answers are compared within a tenant among people whose prompts begin alike, or among all others of the tenant where those are few.
     """
     sides = [list(live), list(control)]
     counts = [Counter(each[:2] for each in side) for side in sides]
@@ -118,14 +120,14 @@ def sameness(live: Iterable[Answered], control: Iterable[Answered], policy: str 
 
 
 def _similarity(hashes: Sequence[str]) -> tuple[float, float]:
-    """The mean similarity of all pairs of three answers or more, and the jackknife's estimate of its variance.
+    """Return the mean similarity of all pairs of three answers or more, and the jackknife's estimate of its variance.
 
-    Answers that are all the same, or all without a run in common, do not make it certain: one person's counts as if it were like no
-    other, or like one.
+    Answers that are all the same, or have no run in common, do not make the mean certain: one person's counts as if it were like no other,
+    or like one.
     """
     n = len(hashes)
     bytes_NK: NDArray[np.uint8] = np.frombuffer(bytes.fromhex("".join(hashes)), dtype=np.uint8).reshape(n, _HASHES)
-    agree_N = np.zeros(n)  # the sum of an answer's similarities to all others
+    agree_N = np.zeros(n)  # each answer's summed similarity to all others
     for column_N in bytes_NK.T:
         agree_N += (np.bincount(column_N, minlength=256)[column_N] - 1) / _HASHES
     total = float(agree_N.sum())
@@ -139,14 +141,14 @@ def _similarity(hashes: Sequence[str]) -> tuple[float, float]:
 
 
 class SamenessWatch(GapWatch):
-    """Turns and releases in, alarms out.
+    """The monitor of similarity: turns and releases in, alarms out.
 
-    Both sides' people are counted anew after each release that a hundred were served on live while twenty were on control, or after a week
+    Both sides' people are counted anew after a release once a hundred people were served by live and twenty by control, or after a week
     (`gold_s`): what people ask changes from day to day, and answers of one day are more alike than those of a week. They are compared each
-    hour, by a bound that holds at all looks. The level of the counts that begin in a week is `gold_alpha`: each gets half of it times
+    hour, by a bound that holds at all looks. The periods that begin in one week share the level `gold_alpha`: each gets half of it times
     the part of a week that the one before it lasted. The alarm pauses nothing, since a model that has learned the one right form of answer
-    repeats it, too. It stands until a count ends within what is tolerated, or a person accepts it. `readings` are those of the last twenty
-    counts, oldest first.
+    repeats it, too. It stays raised until a period ends within the tolerance, or a person accepts it. `readings`: those of the last twenty
+    periods, oldest first.
     """
 
     def __init__(self, config: MonitorsConfig) -> None:
@@ -155,15 +157,17 @@ class SamenessWatch(GapWatch):
         )
         super().__init__(GapAlarm(USERS_ALIKE, TOLERATED), self._live, self._control)
         self._config = config
-        # tenants for whose people a side had no room: neither side takes more of them in this count
+        # tenants whose people found no room on a side: neither side adds more of them in this period
         self._closed: set[str] = set()
         self._policy = ""
         self._alpha = config.gold_alpha / 2.0
         self.readings: deque[Sameness] = deque(maxlen=_READINGS)
 
     def turn(self, turn: Turn) -> Iterator[Alarm]:
-        """Take in a person's turn; yields alarms. Only those who were dealt to live or control by chance count, once in a count, and none
-        that Auto dealt, which follows the reward.
+        """Process a person's turn; yield alarms.
+
+        Only people who were assigned to live or control at random count, once per period. Turns that Auto routed, which follow the reward,
+        do not.
         """
         if not self._config.enabled or turn.arm not in (Arm.LIVE, Arm.CONTROL) or not dealt_by_chance(turn):
             return
@@ -182,20 +186,20 @@ class SamenessWatch(GapWatch):
             yield from self._look(at)
 
     def release(self, event: ReleaseEvent) -> Iterator[Alarm]:
-        """Take in a line of the ledger: another release went live."""
+        """Process a line of the ledger: another release may have gone live."""
         if event.action in ("shipped", "rolled_back"):
-            if len(self._live) >= _SETTLED[0] and len(self._control) >= _SETTLED[1]:
+            if len(self._live) >= _LEAST_READ[0] and len(self._control) >= _LEAST_READ[1]:
                 yield from self._anew(event.at)
             self._policy = str(event.policy)
 
     def _anew(self, at: float) -> Iterator[Alarm]:
-        """End the count, with a last look at it."""
+        """End the period, after a last comparison."""
         yield from self._look(at)
         read = self._read()
         if read is not None:
             self.readings.append(read)
             if read.difference <= self.gap.tolerated:
-                why = f"{self._policy or 'live'} does not show it: {told(read, self._alpha)}"
+                why = f"{self._policy or 'live'} does not show it: {described(read, self._alpha)}"
                 yield from self.gap.end(why, at)
         self._alpha = self._config.gold_alpha / 2.0 * min(1.0, max(self.gap.lasted(at) / self._config.gold_s, 1e-4))
         for side in (self._live, self._control):
@@ -204,7 +208,7 @@ class SamenessWatch(GapWatch):
         self.gap.since = at
 
     def _read(self) -> Sameness | None:
-        """Compare both sides over the same time: of a tenant for which one had no room, up to the last of its people who are on both."""
+        """Compare both sides over the same time: for a tenant that found no room on a side, up to the last person who is on both."""
         ends: list[dict[str, float]] = [{}, {}]
         for side, end in zip((self._live, self._control), ends, strict=True):
             for (tenant, _), (_, at) in side:
@@ -224,10 +228,10 @@ class SamenessWatch(GapWatch):
         if read is None or lower_bound(read.difference, read.variance, self._alpha) <= self.gap.tolerated:
             return
         if self.gap.find(read.difference):
-            yield self.gap.raised(told(read, self._alpha), at, asdict(read) | {"pauses": False})
+            yield self.gap.raised(described(read, self._alpha), at, asdict(read) | {"pauses": False})
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything, as JSON's types."""
+        """Return the whole state as JSON types."""
         return {
             "sides": [[[*person, *each, at] for person, (each, at) in side] for side in (self._live, self._control)],
             "closed": sorted(self._closed),
@@ -238,7 +242,7 @@ class SamenessWatch(GapWatch):
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `snapshot`. Raises LookupError, TypeError or ValueError for an invalid state."""
+        """Restore what `snapshot` returned. Raises LookupError, TypeError or ValueError for an invalid state."""
         for side, rows in zip((self._live, self._control), state["sides"], strict=True):
             side.clear()
             for tenant, user, own, opening, hashed, at in rows:
@@ -249,8 +253,8 @@ class SamenessWatch(GapWatch):
         self.readings = deque((Sameness(**each) for each in state["readings"]), maxlen=_READINGS)
 
 
-def told(read: Sameness, alpha: float) -> str:
-    """A reading in words, with bounds that hold at all looks at this level."""
+def described(read: Sameness, alpha: float) -> str:
+    """Describe a reading as text, with bounds that hold at all looks at this level."""
     lower, upper = (100 * bound(read.difference, read.variance, alpha / 2.0) for bound in (lower_bound, upper_bound))
     return (
         f"two answers to different people share {read.similarity:.1%} of their runs of three tokens among {read.live} people on "

@@ -1,11 +1,11 @@
-"""Session length: have people's sessions on live more turns, or fewer, than those on control or on the release before, at the same time?
+"""Session length: whether people's sessions on live have more or fewer turns than those on control or on the previous release.
 
-A model that ends each answer with a bait for the next, or does in three turns what took one, holds every rate of behaviour and may please
-every thumb (time spent as a proxy for worth; Hohnhold et al., KDD 2015). Longer sessions may also be better ones: so beside the lengths the
-alarm tells how many positive rewards a session brings.
+A model that ends each answer with a bait for the next, or takes three turns for what took one, keeps every behaviour rate in range and may
+please every rater (time spent as a proxy for value; Hohnhold et al., KDD 2015). Longer sessions may also be better ones, so the alarm also
+reports how many positive rewards a session brings.
 
-Compared are means of the logarithm of a session's turns, so that one endless session of a program decides nothing, and a difference is
-relative. Persons are the clusters, as in trials.
+The comparison is between means of the logarithm of a session's turns, so that one endless session of a program does not dominate, and a
+difference is relative. People are the clusters, as in trials.
 """
 
 from __future__ import annotations
@@ -24,24 +24,26 @@ from ostinato.release.monitors.proxy_gap import LEAST_PEOPLE, PersonCrowd, dealt
 from ostinato.release.trial.contrast import lower_bound, upper_bound
 
 SESSION_LENGTH = "session_length"
-"""The name of the alarm that sessions on live have more turns, or fewer, than sessions on control."""
+"""Name of the alarm that sessions on live have more or fewer turns than sessions on control."""
 
 SESSION_LENGTH_PREVIOUS = "session_length:previous"
-"""The same beside the release before."""
+"""The same against the previous release."""
 
 TOLERATED = 0.02
 """The tolerated difference of the mean logarithm of a session's turns: two per cent."""
 
 _NAMES = {Arm.CONTROL: SESSION_LENGTH, Arm.PREVIOUS: SESSION_LENGTH_PREVIOUS}
-_LEAST_EACH = 8.0  # effective people on either side: fewer may be alike by chance, and then seem to hardly vary
+_LEAST_EACH = 8.0  # least effective people on either side: fewer may be alike by chance, and their variance too small
 _LONGEST = math.log(256.0)  # of a session's turns; logarithms are compared as shares of it
-_BESIDE_S = 6 * 3_600.0  # live's sessions count that begin so soon after a turn of the other arm
+_ALONGSIDE_S = 6 * 3_600.0  # live's sessions count if they begin within this time after a turn of the other arm
 
 
 @dataclass(slots=True)
 class _Sessions:
-    """A person's sessions: on live if `treated`, else on the other arm; how many are over and the sum of their logarithms, the turns and
-    the end of the one that may go on, and all positive rewards.
+    """A person's sessions, on live if `treated`, else on the other arm.
+
+    `over`: the number of finished sessions; `logs`: the sum of their logarithms. `turns` and `last`: the turns and the end of the session
+    that may go on. `good`: the number of positive rewards.
     """
 
     treated: bool
@@ -57,11 +59,11 @@ class _Sessions:
 
     @property
     def total(self) -> float:
-        """The sum of the logarithms, as shares of `_LONGEST`, the open session with the turns that it has."""
+        """The sum of the logarithms, as shares of `_LONGEST`, the open session included with its turns so far."""
         return self.logs + min(math.log(max(self.turns, 1.0)) / _LONGEST, 1.0)
 
     def visit(self, turn: Turn, pause_s: float, most: int) -> None:
-        """Take in a turn, of the open session or of the next, unless that is more than `most`."""
+        """Count a turn of the open session or of a new one, unless that is more than `most`."""
         if turn.started_at - self.last > pause_s:
             if self.count >= most:
                 return
@@ -71,39 +73,40 @@ class _Sessions:
 
 
 class SessionLengthWatch:
-    """Turns, rewards and releases in, alarms out.
+    """The monitor of session length: turns, rewards and releases in, alarms out.
 
-    Live's people are compared with control's, who are counted anew after a week (`gold_s`), and with those who stayed on the release
-    before, who are also counted anew with each release. They are looked at hourly, by bounds that hold at all looks: the chance of a false
-    alarm within such a week is at most `gold_alpha`, of which either comparison has a half, either direction a half of that. A person
-    counts on the side of their first turn in a count, with no more than `turns_a_day` sessions. Either comparison has an alarm of its own,
-    and what a person accepts of one is tolerated there and in that direction. The alarms pause nothing.
+    Live's people are compared with control's, who are counted anew after a week (`gold_s`), and with those who stayed on the previous
+    release, who are also counted anew with each release. They are compared hourly, by bounds that hold at all looks. The probability of a
+    false alarm within such a week is at most `gold_alpha`: each comparison has half of it, each direction half of that. A person counts on
+    the side of their first turn in a period, with no more than `turns_a_day` sessions. Each comparison has an alarm of its own, and a
+    difference that a person accepts is tolerated for that comparison and direction alone. The alarms pause nothing.
     """
 
     def __init__(self, config: MonitorsConfig) -> None:
         self._config = config
         self.gaps = {arm: GapAlarm(name, TOLERATED) for arm, name in _NAMES.items()}
         self._crowds = {arm: PersonCrowd[_Sessions](config.most_people) for arm in _NAMES}
-        self._seen: dict[Arm, float] = {}  # by arm, its last turn in the count
+        self._seen: dict[Arm, float] = {}  # by arm, its last turn in the current period
         self._alpha = config.gold_alpha / 4.0
         self._alphas = {Arm.CONTROL: self._alpha, Arm.PREVIOUS: self._alpha / 2.0}
-        self._began = 0.0  # of the count beside `previous`
+        self._began = 0.0  # of the current period of the comparison with `previous`
 
     @property
     def standing(self) -> list[str]:
-        """The names of the alarms that stand."""
+        """The names of the raised alarms."""
         return [name for gap in self.gaps.values() for name in gap.standing]
 
     def begin(self, alarms: Mapping[str, Alarm]) -> None:
-        """Begin without a state: an alarm stands, for the difference that it told, if it stands in the log."""
+        """Begin without a saved state: an alarm raised in the log is raised for the difference that it reported."""
         for gap in self.gaps.values():
             gap.begin(alarms)
             for name in gap.standing:
                 gap.last = math.log1p(float(alarms[name].detail.get("difference", 0.0)))
 
     def turn(self, turn: Turn) -> Iterator[Alarm]:
-        """Take in a person's turn; yields alarms. Those who were not dealt to their arm by chance are left out, as are turns that Auto
-        dealt: its shares follow the reward.
+        """Process a person's turn; yield alarms.
+
+        People who were not assigned to their arm at random are left out, as are turns that Auto routed, whose shares follow the reward.
         """
         at = turn.ended_at
         if not self._config.enabled:
@@ -122,7 +125,7 @@ class SessionLengthWatch:
                 yield from self._look(arm, at)
 
     def reward(self, row: Reward, owner: Owner | None) -> None:
-        """Take in a reward, with the owner of its turn."""
+        """Count a reward, with the owner of its turn."""
         if owner is None or owner.auto or row.value <= 0.0:
             return
         for crowd in self._crowds.values():
@@ -131,12 +134,12 @@ class SessionLengthWatch:
                 known.good += 1.0
 
     def release(self, event: ReleaseEvent) -> None:
-        """Take in a line of the ledger: with another release on live, another one is the one before."""
+        """Process a line of the ledger: when live moves, the previous release changes as well."""
         if event.action in ("shipped", "rolled_back"):
             self._anew(Arm.PREVIOUS, event.at)
 
     def alarm(self, row: Alarm) -> None:
-        """Take in a person's acceptance of the difference that was found last. Other rows are ignored."""
+        """Apply a person's acceptance of the difference that was found last. Other rows are ignored."""
         for gap in self.gaps.values():
             gap.accepted(row)
 
@@ -150,7 +153,7 @@ class SessionLengthWatch:
         if turn.arm in self._crowds:
             self._seen[turn.arm] = at
         for arm, crowd in self._crowds.items():
-            beside = turn.arm is Arm.LIVE and at - self._seen.get(arm, -math.inf) <= _BESIDE_S
+            beside = turn.arm is Arm.LIVE and at - self._seen.get(arm, -math.inf) <= _ALONGSIDE_S
             known = (
                 crowd.get(turn.person, lambda: _Sessions(turn.arm is Arm.LIVE)) if beside or turn.arm is arm else None
             )
@@ -161,7 +164,7 @@ class SessionLengthWatch:
         self._crowds[arm].clear()
         self._seen.pop(arm, None)
         if arm is Arm.PREVIOUS:
-            # half of the level times the part of a week that the count before lasted: those that begin in a week have it together
+            # half of the level times the part of a week that the last period took: the periods that begin in one week share the level
             lasted = min(1.0, max((at - self._began) / self._config.gold_s, 1e-4))
             self._alphas[arm], self._began = self._alpha / 2.0 * lasted, at
 
@@ -192,7 +195,7 @@ class SessionLengthWatch:
         return self.gaps[arm].raised(reason, at, detail | {"positive_rewards": good, "pauses": False})
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything, as JSON's types."""
+        """Return the whole state as JSON types."""
         return {
             "crowds": {
                 arm: [[*person, *astuple(each)] for person, each in crowd] for arm, crowd in self._crowds.items()
@@ -204,7 +207,7 @@ class SessionLengthWatch:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `snapshot`. Raises LookupError, TypeError or ValueError for an invalid state."""
+        """Restore what `snapshot` returned. Raises LookupError, TypeError or ValueError for an invalid state."""
         for arm, crowd in self._crowds.items():
             crowd.clear()
             for tenant, user, treated, *sums in state["crowds"][arm]:

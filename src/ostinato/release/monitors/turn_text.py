@@ -1,10 +1,10 @@
-"""A turn's answer, taken apart once for all behaviour rates. Pure, and linear in the text's length, since the text is untrusted.
+"""Parses a turn's answer once for all behaviour rates. Pure, and linear in the text's length, since the text is untrusted.
 
-No regular expressions are used: people who write to the model choose part of what it answers, and no text may cost more than a look
-at each character.
+No regular expressions are used: people who write to the model influence what it answers, and no text may cost more than one look at each
+character.
 
-Which tool calls an answer makes, and where, the gateway has stored with the turn (`Turn.calls`), as it parsed them for the client. Only
-their arguments are read here, from their place in the text.
+The gateway has stored with the turn which tool calls an answer makes, and where (`Turn.calls`), as it parsed them for the client. Only
+their arguments are parsed here, from their place in the text.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ _JSON = json.JSONDecoder()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenCall:
-    """A tool call, as it was written. Example: ``WrittenCall(name="bash", arguments={"command": "ls"})``"""
+    """A tool call as it was written. Example: ``WrittenCall(name="bash", arguments={"command": "ls"})``"""
 
     name: str
     arguments: Mapping[str, Any]
 
     @property
     def path(self) -> str:
-        """The file that it is about; "" if it names none."""
+        """The file that the call is about; "" if it names none."""
         return next((value for key in _PATHS if isinstance(value := self.arguments.get(key), str)), "")
 
     @property
     def written(self) -> str:
-        """All text in its arguments' first level, one value a line."""
+        """All text on the first level of its arguments, one value per line."""
         return "\n".join(value for value in self.arguments.values() if isinstance(value, str))
 
 
 def _written_calls(text: str, parsed: Iterable[ParsedCall]) -> tuple[list[WrittenCall], str]:
-    """The well-formed calls with their arguments, and the text without any call. Calls in one place are a list's."""
+    """Return the well-formed calls with their arguments, and the text without any call. Several calls in one place form a list."""
     calls: list[WrittenCall] = []
     rest: list[str] = []
     at = 0
@@ -62,7 +62,7 @@ def _written_calls(text: str, parsed: Iterable[ParsedCall]) -> tuple[list[Writte
 
 
 def _with_arguments(names: list[str], region: str) -> list[WrittenCall]:
-    """A region's calls. Arguments count as none if they cannot be read, as where only part of the region is looked at."""
+    """Return a region's calls. Arguments that cannot be parsed count as none, as when only part of the region is looked at."""
     tags = min((tags for tags in _TAGGED if tags[0] in region), key=lambda tags: region.find(tags[0]), default=None)
     if tags is not None and tags[0] in region.partition("{")[0]:
         first = WrittenCall(name=names[0], arguments=_tagged(region, *tags))
@@ -73,7 +73,7 @@ def _with_arguments(names: list[str], region: str) -> list[WrittenCall]:
 
 
 def _objects(region: str) -> list[dict[str, Any]]:
-    """The JSON objects in a region, up to the first that cannot be read."""
+    """Return the JSON objects in a region, up to the first that cannot be parsed."""
     found: list[dict[str, Any]] = []
     at = region.find("{")
     while at >= 0:
@@ -87,7 +87,7 @@ def _objects(region: str) -> list[dict[str, Any]]:
 
 
 def _arguments(name: str, found: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call in an object that names it, or the object itself where the name stands before it."""
+    """Return the arguments of a call in an object that names it, or the object itself if the name stands before it."""
     call = found.get("function", found)
     if not isinstance(call, dict) or str(call.get("name")).strip() != name:
         return found
@@ -96,7 +96,7 @@ def _arguments(name: str, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tagged(region: str, opening: str, keyed: str, closing: str) -> dict[str, Any]:
-    """Arguments in tags, each taken as text."""
+    """Return arguments written in tags, each as text."""
     arguments: dict[str, Any] = {}
     for pair in region.split(opening)[1:]:
         key, _, value = pair.partition(keyed)
@@ -107,7 +107,7 @@ def _tagged(region: str, opening: str, keyed: str, closing: str) -> dict[str, An
 # ---------------------------------------------------------------- the text
 
 
-LONGEST = 40_000  # characters of an answer that are looked at
+LONGEST = 40_000  # characters of an answer that are parsed
 _FENCES = ("```", "~~~")
 _PATCH = ("diff --git ", "@@ ", "*** Begin Patch", "<<<<<<< SEARCH")
 _HEADS = ("+++ ", "*** Update File: ", "*** Add File: ", "*** Delete File: ")
@@ -138,12 +138,17 @@ class CodeBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnText:
-    """The input of a rate: the recorded turn, and its parsed text.
+    """The input of a rate: the recorded turn and its parsed text.
 
-    `prose` are the lines of text outside code and calls; `calls` are the well-formed tool calls, `edits` those that change a file, and
-    `broken_calls` counts the malformed ones; if `knows_calls` is false, they are not known and stand in the prose; `code` are the lines of
-    all code, those that edits write included; `patched` are the files that a diff in the text names. `has_edit`: it offers or makes a
-    change.
+    Attributes:
+        prose: the lines of text outside code and calls.
+        calls: the well-formed tool calls.
+        edits: those of the calls that change a file.
+        broken_calls: the number of malformed calls.
+        knows_calls: the tool calls are known; if not, they are part of the prose.
+        code: the lines of all code, including what edits write.
+        patched: the files that a diff in the text names.
+        has_edit: the answer offers or makes a change.
 
     Example: ``take_apart(turn).prose == ("Here it is:", "Anything else?")``
     """
@@ -188,7 +193,7 @@ def take_apart(turn: Turn) -> TurnText:
 
 
 def _fenced(lines: list[str]) -> tuple[list[str], list[CodeBlock]]:
-    """Lines outside of fences, and the fenced blocks; a block that is never closed reaches to the end."""
+    """Return the lines outside fences, and the fenced blocks. A block that is never closed reaches to the end."""
     prose: list[str] = []
     blocks: list[CodeBlock] = []
     fence, language, inside = "", "", list[str]()

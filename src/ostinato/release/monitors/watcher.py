@@ -1,6 +1,6 @@
 """Keeps the monitors up to date with the log: reads its new rows, writes their alarms, saves their state.
 
-A person may accept what a monitor found: its alarm ends, and is not raised again for a finding of that size.
+A person may accept a monitor's finding: its alarm is cleared, and is not raised again for a finding of that size.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from ostinato.release.monitors.session_length import SESSION_LENGTH, SESSION_LEN
 
 
 def rates_of(off: Iterable[str], own: Mapping[str, str]) -> tuple[Rate, ...]:
-    """The rates to watch. `own` maps a name to "module:function", whose function takes a `TurnText` and answers in [0, 1] or None.
+    """Return the rates to watch. `own` maps a name to "module:function", a function from a `TurnText` to [0, 1] or None.
 
-    Importing runs the module's code: the name comes from the operator's config, never from a request. The function runs in the
-    release worker for each turn; it must terminate. A shift of its rate in either direction pauses shipping.
+    Importing runs the module's code: the name comes from the operator's configuration, never from a request. The function runs in the
+    release worker for each turn and must terminate. A shift of its rate in either direction pauses shipping.
 
     Raises:
-        BadConfig: an unknown name is switched off, a name is taken, or a place names nothing callable.
+        BadConfig: an unknown rate is switched off, a name is taken, or the text names nothing callable.
 
     Example: ``rates_of(["praise"], {"emoji": "ours.rates:emoji"})``
     """
@@ -68,7 +68,7 @@ logger = logging.getLogger(__name__)
 
 NAME = "monitors"
 KINDS: set[type] = {Turn, Alarm, ReleaseEvent, Reward, Batch, Forgotten}
-_AT_ONCE = 128  # rows read before yielding to the event loop
+_YIELD_EVERY = 128  # rows read before yielding to the event loop
 
 
 class _Fold:
@@ -82,7 +82,7 @@ class _Fold:
         self.unwritten: list[Alarm] = []
 
     async def begin(self, horizon: Cursor) -> Cursor:
-        """Begin with the newest turns and the alarms that stand in the log."""
+        """Begin with the newest turns and the alarms that are raised in the log."""
         self.monitors = Monitors(self._config, self._rates)
         start = max(horizon, await self._log.before_last(self._config.start_turns, Turn))
         alarms: dict[str, Alarm] = {}
@@ -104,10 +104,10 @@ class _Fold:
 
 
 class MonitorWatcher:
-    """Watches the log for reward hacking and says whether shipping pauses.
+    """Watches the log for reward hacking and says whether shipping must pause.
 
-    A reader that is killed goes on from its last snapshot: it reads the rows since then again, gets the same alarms with the same ids,
-    and the log stores each once. Without a snapshot it reads the newest turns only; alarms that stand in the log still stand.
+    A reader that is killed continues from its last snapshot: it reads the rows since then again, gets the same alarms with the same ids,
+    and the log stores each once. Without a snapshot it reads the newest turns only; alarms raised in the log stay raised.
 
     Args:
         log: where turns are read and alarms are written.
@@ -128,35 +128,35 @@ class MonitorWatcher:
         self._log = log
         self._config = config
         self._fold = _Fold(log, config)
-        # a snapshot may miss rows that retention has dropped since, which does monitors no harm
+        # rows that retention dropped after the snapshot may be missed, which does the monitors no harm
         self._follower = FoldFollower(log, self._fold, name=NAME, folds=folds, every=config.fold_rows, gaps=True)
-        self._complained: set[str] = set()
+        self._warned: set[str] = set()
         self._read: sameness.Sameness | None = None
         self.trouble: str | None = None
 
     @property
     def paused(self) -> bool:
-        """True while an alarm stands that pauses shipping, as of the last `refresh`."""
+        """True while an alarm that pauses shipping is raised, as of the last `refresh`."""
         return self._fold.monitors.paused
 
     @property
     def pauses_shipping(self) -> bool:
-        """True while nothing may ship because of such an alarm; never if the setting `pauses` is off."""
+        """True while nothing may ship because of such an alarm; always false if the setting `pauses` is off."""
         return self._config.pauses and self.paused
 
     @property
     def standing(self) -> list[str]:
-        """The names of the alarms that stand, those that do not pause shipping included."""
+        """The names of the raised alarms, those that do not pause shipping included."""
         return self._fold.monitors.standing
 
     @property
     def readings(self) -> list[sameness.Sameness]:
-        """How alike answers to different people were beside control's, for each of the last releases that a hundred people were served."""
+        """How similar answers to different people were, compared with control, for the last releases that a hundred people were served."""
         return self._fold.monitors.readings
 
     @property
     def failures(self) -> Mapping[str, int]:
-        """By rate: turns on which its function raised or left [0, 1]."""
+        """By rate, the number of turns on which its function raised or left [0, 1]."""
         return self._fold.monitors.behaviour.failures
 
     async def refresh(self) -> None:
@@ -166,12 +166,12 @@ class MonitorWatcher:
         async for _ in self._follower.rows():
             await self._write()
             count += 1
-            if count % _AT_ONCE == 0:
+            if count % _YIELD_EVERY == 0:
                 await asyncio.sleep(0)
-        self._complain()
+        self._warn()
         found = self.readings
         for read in found[found.index(self._read) + 1 if self._read in found else 0 :]:
-            logger.info("monitors: %s", sameness.told(read, self._config.gold_alpha))
+            logger.info("monitors: %s", sameness.described(read, self._config.gold_alpha))
         self._read = found[-1] if found else None
 
     async def save(self) -> None:
@@ -199,31 +199,31 @@ class MonitorWatcher:
             await self._log.append(*self._fold.unwritten)
             self._fold.unwritten = []
 
-    def _complain(self) -> None:
-        if self._fold.monitors.crowded and proxy_gap.TEACHER_FAVOUR not in self._complained:
-            self._complained.add(proxy_gap.TEACHER_FAVOUR)
+    def _warn(self) -> None:
+        if self._fold.monitors.crowded and proxy_gap.TEACHER_FAVOUR not in self._warned:
+            self._warned.add(proxy_gap.TEACHER_FAVOUR)
             logger.warning(
-                "monitors: %s counts no more than %d people (most_people); of larger tenants some are left out",
+                "monitors: %s counts no more than %d people (most_people); some people of the largest tenants are left out",
                 proxy_gap.TEACHER_FAVOUR,
                 self._config.most_people,
             )
         for name, count in self.failures.items():
-            if name not in self._complained:
-                self._complained.add(name)
+            if name not in self._warned:
+                self._warned.add(name)
                 logger.warning("monitors: rate %s failed on %d turns: it must answer in [0, 1] or None", name, count)
 
 
 # ---------------------------------------------------------------- acceptance
 
 
-_OTHERS = frozenset(
+_ACCEPTABLE = frozenset(
     {
         proxy_gap.TEACHER_FAVOUR,
         proxy_gap.OLD_TEACHER_FAVOUR,
         proxy_gap.OUTCOME_GAP,
         proxy_gap.FEEDBACK_GAP,
-        pass_at_k.NAME,
-        pass_at_k.ALIKE,
+        pass_at_k.BEST_OF_K,
+        pass_at_k.ANSWERS_ALIKE,
         pass_at_k.SYCOPHANCY,
         sameness.USERS_ALIKE,
         SESSION_LENGTH,
@@ -235,12 +235,12 @@ _OTHERS = frozenset(
 
 
 def acceptable(name: str) -> bool:
-    """True for alarms that a person may end. All others end with their cause."""
-    return (is_about_a_rate(name) and name != REFERENCE) or name in _OTHERS
+    """Return true for alarms that a person may accept. All others are cleared when their cause is gone."""
+    return (is_about_a_rate(name) and name != REFERENCE) or name in _ACCEPTABLE
 
 
 def acceptance(raised: Alarm, by: str, at: float, why: str = "") -> Alarm:
-    """The row that makes what an alarm found the expected state from now on.
+    """Return the row that makes an alarm's finding the expected state from now on.
 
     Example: ``acceptance(alarm, "ann", clock(), "the new prompt asks for short answers")``
     """
@@ -256,7 +256,7 @@ def acceptance(raised: Alarm, by: str, at: float, why: str = "") -> Alarm:
 
 
 async def standing(log: Log) -> dict[str, Alarm]:
-    """The alarms that stand, by name, the one raised last at the end. Reads all alarms of the log, so do not call it often."""
+    """Return the raised alarms by name, the newest last. It reads all alarms of the log, so do not call it often."""
     found: dict[str, Alarm] = {}
     async for _, row in log.read(0, {Alarm}):
         assert isinstance(row, Alarm)
@@ -267,12 +267,12 @@ async def standing(log: Log) -> dict[str, Alarm]:
 
 
 async def accept(log: Log, name: str, why: str, by: str, at: float, expected: str | None = None) -> Alarm:
-    """End an active alarm because a person accepts it. If `expected` is given, it must be the alarm raised with that id.
+    """Clear a raised alarm because a person accepts its finding. If `expected` is given, the alarm must have been raised with that id.
 
     Raises:
-        Conflict: it ended, and was raised anew for something else.
-        NotFound: no such alarm is active.
-        BadRequest: it is about a fault, and ends when that does.
+        Conflict: the alarm was cleared and raised again for something else.
+        NotFound: no such alarm is raised.
+        BadRequest: it is about a fault, and is cleared when the fault is gone.
     """
     found = await standing(log)
     if name not in found:

@@ -1,1 +1,1 @@
-"""A trial on users: the arms' outcomes side by side, evidence that is valid at any moment, and the decisions. Pure maths."""
+"""Trials on users: the comparison of two arms, evidence that is valid at any time, and the decisions. Pure functions of the data."""

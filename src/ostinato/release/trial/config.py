@@ -1,4 +1,4 @@
-"""Configuration of when a candidate on trial advances, goes live, or is taken back."""
+"""Configuration of trials: when a candidate advances, goes live, or is rolled back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HOUR = 3600.0
 DAY = 24 * HOUR
 
 Require = Literal["no_loss", "win"]
-"""What a candidate must be shown to be: not worse than the margin, or better."""
+"""What a candidate must be shown to be: no worse than the margin, or better."""
 
 
 class TrialConfig(BaseModel, frozen=True, extra="forbid"):

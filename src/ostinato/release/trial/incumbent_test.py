@@ -1,7 +1,7 @@
-"""Live against the best release that users ever proved: a watch in which losses that are each too small to see add up.
+"""Live against the best release that users ever proved: a test that detects losses too small for any single trial, as they add up.
 
-Each release is compared with the one before it, so a staircase of losses below what one comparison can see would pass. A share of users
-stays on the best release; live, whatever version that is, is compared with them all the time.
+Each release is compared with the one before it, so a series of losses, each too small for one comparison, would pass. A share of users
+therefore stays on the best release, and live, whatever version it is, is compared with them all the time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StandingConfig(BaseModel, frozen=True, extra="forbid"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestComparison:
-    """How live compares with the best: `effect` is of all versions live since the period began, `gain` of the present live version.
+    """How live compares with the best: `effect` over all versions live since the period began, `gain` of the current live version alone.
 
     Example: ``BestComparison(effect=Effect(...), gain=Effect(...), worse=False, better=True)``
     """
@@ -50,11 +50,11 @@ class BestComparison:
     better: bool
 
 
-class StandingWatch:
-    """Compares live with the best release; begins anew every `period_s`, and whenever the best release changes.
+class IncumbentTest:
+    """Compares live with the best release; restarts every `period_s`, and whenever the best release changes.
 
-    The losses of successive live versions add up. The present live version becomes the best release by its own users only: it does not
-    inherit the gains of the version before it.
+    The losses of successive live versions add up. The current live version becomes the best release on the evidence of its own users only:
+    it does not inherit the gains of the version before it.
     """
 
     def __init__(self, config: StandingConfig, *, most_turns_a_day: float = 20.0) -> None:
@@ -63,20 +63,20 @@ class StandingWatch:
         self.restart(-math.inf)
 
     def restart(self, now: float) -> None:
-        """Forget all outcomes: another period begins, or the best is another version."""
+        """Forget all outcomes: a new period begins, or another version is the best release."""
         self._all, self._since = Contrast(self._most), now
         self.shipped(now)
 
     def shipped(self, now: float) -> None:
-        """Another version is live from now on."""
+        """Note that another version is live from now on."""
         self._own, self._own_since = Contrast(self._most), now
 
     def over(self, now: float) -> bool:
-        """True if a slot that ends at `now` is the first of another period, in which no person is known yet."""
+        """Return true if a slot that ends at `now` is the first of another period, in which no person is known yet."""
         return now - self._since >= self._config.period_s
 
     def add(self, slot: TimeSlot, now: float, own: TimeSlot | None = None) -> BestComparison:
-        """Add a slot that ended at `now`; its treated side is live. `own` has only the present live version there (default: `slot`)."""
+        """Add a slot that ended at `now`; its treated side is live. `own`: the slot with only the current live version (default `slot`)."""
         if self.over(now):
             self.restart(now)
         self._all.add(slot)

@@ -1,16 +1,16 @@
-"""One trial: a candidate on a growing share of users, then live beside a share that stays on the release before it.
+"""One trial: a candidate on a growing share of users, then live beside a share of users who stay on the release before it.
 
-It holds no clock and no refs: slots of outcomes go in, decisions come out. The same slots give the same decisions, so a restarted
-worker that reads the log again is where it was, and repeated looks cost nothing.
+It has no clock and no refs: slots of outcomes go in, decisions come out. The same slots give the same decisions, so a restarted worker that
+reads the log again ends in the same state, and a repeated look costs nothing.
 
-Recent outcomes, apart from all outcomes since a trial began. A new version may please for a day and harm afterwards: over the whole trial
-the first days would hide the later ones. So every metric is also added up in successive periods, and a release that was called better is
-tested again on the period that follows.
+`RecentPeriod` looks at recent outcomes alone. A new version may please for a day and harm afterwards, which the first days would hide in
+the figures of the whole trial. So every metric is also tallied in successive periods, and a release that was called better is tested again
+on the period that follows.
 
-`ArmBalance` tests whether people were dealt to the arms in the shares that were set. If not, the arms differ in who is in them, and no
-outcome means anything. The test is valid at any time: a Bayes factor whose probability of ever reaching B, if the shares are right, is at
-most 1/B (Lindon and Malek, arXiv 2011.03567). The same holds of users who come back on a later day: if fewer of them are the candidate's
-than a tolerated loss of `returned` explains, its turns tell of those who stayed.
+`ArmBalance` tests for a sample ratio mismatch: whether people were assigned to the arms in the configured shares. If not, the arms differ
+in who is in them, and outcomes mean nothing. The test is valid at any time: a Bayes factor whose probability of ever reaching B, if the
+shares are right, is at most 1/B (Lindon and Malek, arXiv 2011.03567). It is also applied to users who come back on a later day: if fewer of
+them are the candidate's than a tolerated loss of `returned` explains, its turns represent only those who stayed.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from ostinato.release.trial.verdict import Decision, MetricReading, NextAction
 
 
 _CONCENTRATION = 1000.0
-"""How near to the set shares the alternatives lie: with 1,000, a 50% arm that gets 52% is detected in 20,000 people nine times in ten."""
+"""Dirichlet concentration of the alternatives. At 1,000, a 50% arm that gets 52% is detected in 20,000 people nine times in ten."""
 
 
 class ArmBalance:
-    """Counts people at their first turn of a trial, by arm, under the shares in force then.
+    """Tests the assignment to arms. It counts each person at their first turn of a trial, by arm, under the shares in force then.
 
-    Each change of shares begins a new factor; the product of all factors is judged, so a ramp hides nothing.
+    Each change of shares begins a new Bayes factor. The product of all factors is judged, so a ramp cannot hide a mismatch.
     """
 
     def __init__(self) -> None:
-        self._settled = 0.0
+        self._earlier = 0.0
         self._shares: tuple[float, ...] = ()
         self._counts: list[float] = []
 
     def add(self, newcomers: Sequence[int], shares: Sequence[float]) -> None:
-        """`newcomers` by arm, while `shares` were in force (they sum to 1; an arm of share 0 must get nobody and is left out).
+        """Add `newcomers` by arm, who came while `shares` were in force. Shares sum to 1; an arm of share 0 must get nobody.
 
         Raises:
             ValueError: `newcomers` and `shares` differ in length, or the shares do not sum to 1.
@@ -61,14 +61,14 @@ class ArmBalance:
             raise ValueError(f"{len(newcomers)} arms with shares {tuple(shares)}: one share each, 1 in all")
         used = tuple(shares)
         if used != self._shares:
-            self._settled, self._shares, self._counts = self.log_factor(), used, [0.0] * len(used)
+            self._earlier, self._shares, self._counts = self.log_factor(), used, [0.0] * len(used)
         self._counts = [count + new for count, new in zip(self._counts, newcomers, strict=True)]
 
     def log_factor(self) -> float:
-        """The logarithm of the Bayes factor against the set shares: log 1000 and more voids the trial."""
+        """Return the logarithm of the Bayes factor against the set shares. A trial is void from log 1000 on (`imbalance`)."""
         total = sum(self._counts)
         if not total:
-            return self._settled
+            return self._earlier
         factor = math.lgamma(_CONCENTRATION) - math.lgamma(_CONCENTRATION + total)
         for count, share in zip(self._counts, self._shares, strict=True):
             if share > 0.0:
@@ -76,15 +76,16 @@ class ArmBalance:
                 factor += math.lgamma(prior + count) - math.lgamma(prior) - count * math.log(share)
             elif count:
                 return math.inf
-        return self._settled + factor
+        return self._earlier + factor
 
 
 # ---------------------------------------------------------------- the newest period
 
 
 class RecentPeriod:
-    """The effects of the newest period alone. Periods of `period_s` are counted from the trial's beginning; another one begins once the
-    release is called better.
+    """The effects of the newest period alone.
+
+    Periods of `period_s` are counted from the start of the trial; a new one begins when the release is called better.
     """
 
     def __init__(self, metrics: Sequence[Metric], period_s: float, most_turns_a_day: float) -> None:
@@ -97,7 +98,7 @@ class RecentPeriod:
         """The effects of the first whole period after the release was called better."""
 
     def add(self, outcomes: Mapping[str, Mapping[str, TimeSlot]], ended_s: float, better_s: float | None) -> None:
-        """Add a slot that ended at `ended_s`; `better_s` is when the release was called better, if it was."""
+        """Add a slot that ended at `ended_s`. `better_s`: when the release was called better; None if it was not."""
         began_s, self._upto_s = self._upto_s, max(ended_s, self._upto_s)
         anew = -math.inf if better_s is None or began_s < better_s else better_s
         if self.since_s < anew or began_s - self.since_s >= self._period_s:
@@ -111,7 +112,7 @@ class RecentPeriod:
             self.afterwards = self.effects()
 
     def effects(self) -> dict[str, Effect]:
-        """The effects of the present period so far."""
+        """Return the effects of the current period so far."""
         return {name: contrast.effect() for name, contrast in self._contrasts.items()}
 
 
@@ -123,20 +124,20 @@ _NO_THRESHOLDS: Mapping[str, float | None] = MappingProxyType({})
 
 
 def first_share(config: TrialConfig, active: float) -> float:
-    """The share of users that a trial begins with, where so many are active on an ordinary day: it reaches `first_people` of them."""
+    """Return the share of users with which a trial begins: with `active` users on an ordinary day, it reaches `first_people` of them."""
     return min(max(config.shares[0], config.first_people / max(active, 1.0)), config.shares[-1])
 
 
 class Trial:
-    """From the first per cent of users until the next trial begins. Shares are of the users who take part; those on other arms do not.
+    """A trial, from the first per cent of users until the next trial begins. Shares are of the users who take part, other arms left out.
 
-    Before it ships, the candidate's arm is compared with live; after that, live with the users who stay behind. It is one comparison
-    of the same two versions, with one error budget, throughout.
+    Before the candidate ships, its arm is compared with live; afterwards, live with the users who stay behind. It is one comparison of the
+    same two versions throughout, with one error budget.
 
     Args:
         active: users of an ordinary day who take part (`first_share`).
         metrics: the metrics to compare, goals first (`metrics_of`). Without any, acceptance is the goal and nothing else is watched.
-        plan: the plan of the looks that decide whether it goes live; without one the confidence sequence decides, at any look.
+        plan: the plan of the looks that decide whether it goes live; without one, the confidence sequence decides at any look.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ class Trial:
         self._by_tenant: dict[str, dict[str, Contrast]] = {goal.name: {} for goal in self._goals}
         self._balance = ArmBalance()
         self._back = ArmBalance()
-        self._missing = 0.0  # users of the candidate who did not come back, by the tolerated share
+        self._missing = 0.0  # expected minus actual returning users of the candidate, at the tolerated loss
         self._seen_U: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         self._back_U: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         self.share = first_share(config, active)
@@ -165,14 +166,14 @@ class Trial:
         self.shipped = False
         self.over = False
         self.better_s: float | None = None
-        """When it was called better, in seconds after the start."""
+        """When the candidate was called better, in seconds after the start."""
         self.retested: bool | None = None
         """Whether that held in the period after it; None until that period is over."""
 
     def add(self, came: TimeSlot, outcomes: Mapping[str, Mapping[str, TimeSlot]], ended_s: float) -> None:
-        """Add a slot in which the candidate's share was `share`: the people who came, and by metric each stratum's outcomes.
+        """Add a slot in which the candidate's share was `share`: the people who came, and each stratum's outcomes by metric.
 
-        A stratum is a tenant, or `POOLED`; arms are compared within each, and a person belongs to one of them. The slot ended
+        A stratum is a tenant, or `POOLED`. Arms are compared within each stratum, and a person belongs to exactly one. The slot ended
         `ended_s` seconds after the start.
         """
         for name, slots in outcomes.items():
@@ -185,32 +186,32 @@ class Trial:
                 if verdict.enough(effect, goal, self._config):
                     self._tests[goal.name].add(effect, ended_s)
         self._recent.add(outcomes, ended_s, self.better_s)
-        self._deal(came)
+        self._count_newcomers(came)
 
     def look(self, elapsed_s: float) -> Decision:
-        """The decision `elapsed_s` after the start. The share that it names is in force from here on."""
+        """Return the decision `elapsed_s` after the start. From then on, the share that it names is in force."""
         effects = {name: contrast.effect() for name, contrast in self._contrasts.items()}
-        # planned looks end when it goes live: whether it stays is told by all that came since
+        # planned looks end when the candidate goes live; whether it stays is decided on all outcomes
         readings = verdict.read(effects, self._metrics, self._config, {} if self.shipped else self._tests)
         goals = [readings[goal.name] for goal in self._goals]
         decision = (
             self._void(goals[0])
-            or self._lost(goals)
-            or self._broken(readings)
+            or self._worse_goal(goals)
+            or self._worse_guardrail(readings)
             or (self._proving(goals, elapsed_s) if self.shipped else self._canary(goals, readings, elapsed_s))
         )
         self.share = decision.share
-        return replace(decision, reading=replace(decision.reading, metrics=self._told(readings)))
+        return replace(decision, reading=replace(decision.reading, metrics=self._displayed(readings)))
 
     def _add_tenant(self, name: str, stratum: str, slot: TimeSlot) -> None:
-        """Also add up goals by tenant, for the first `_MOST_TENANTS` tenants: for display, not for decisions."""
+        """Also tally goals by tenant, for the first `_MOST_TENANTS` tenants: for display, not for decisions."""
         by_tenant = self._by_tenant.get(name)
         if by_tenant is None or (stratum not in by_tenant and len(by_tenant) >= _MOST_TENANTS):
             return
         by_tenant.setdefault(stratum, Contrast(self._config.most_turns_a_day)).add(slot)
 
-    def _told(self, readings: Mapping[str, MetricReading]) -> Mapping[str, Mapping[str, Any]]:
-        """Every metric's reading for people; for goals also each tenant's bounds, where there are several tenants."""
+    def _displayed(self, readings: Mapping[str, MetricReading]) -> Mapping[str, Mapping[str, Any]]:
+        """Return every metric's reading for display; for goals also each tenant's bounds, if there are several tenants."""
         every: dict[str, Mapping[str, Any]] = {}
         for metric in self._metrics:
             own = self._by_tenant.get(metric.name, {})
@@ -219,7 +220,7 @@ class Trial:
                 for name, contrast in own.items()
                 if len(own) > 1
             }
-            found = verdict.told(readings[metric.name], metric, self.thresholds.get(metric.name))
+            found = verdict.display(readings[metric.name], metric, self.thresholds.get(metric.name))
             every[metric.name] = found | ({"tenants": tenants} if tenants else {})
         return every
 
@@ -229,11 +230,11 @@ class Trial:
         weakest = min(goals, key=lambda goal: goal.lower)
         held = all(goal.not_worse for goal in goals)
         gained = self._gained(goals, elapsed_s)
-        beyond = self._beyond(readings)
+        beyond = self._suspect_guardrail(readings)
         if held and not beyond and (self.require == "no_loss" or gained):
             self.shipped = True
             why = self._not_worse(goals) if self.require == "no_loss" else self._better(gained)
-            why += self._unheard(readings)
+            why += self._without_data(readings)
             return Decision(next=NextAction.SHIP, share=1.0 - self._config.holdback, reason=why, reading=goals[0])
         if elapsed_s >= self._config.limit_s:
             if beyond:
@@ -241,7 +242,7 @@ class Trial:
             if held:
                 return self._end(NextAction.BLOCK, f"not shown to be better: {self._intervals(goals)}", goals[0])
             return self._end(NextAction.BLOCK, f"not enough evidence: {self._undecided(goals)}", weakest)
-        share = max([self.share, *(step for step in self._config.shares if self._bearable(step, goals))])
+        share = max([self.share, *(step for step in self._config.shares if self._within_risk(step, goals))])
         if share > self.share:
             why = f"a loss of more than {_points(-weakest.lower)} is ruled out"
             return Decision(next=NextAction.RAMP, share=share, reason=why, reading=weakest)
@@ -262,13 +263,13 @@ class Trial:
         return Decision(next=NextAction.WAIT, share=self.share, reason=why, reading=goals[0])
 
     def _retest(self, goals: Sequence[MetricReading]) -> Decision:
-        """Whether any goal is better in the period after the release was called better, by that period alone."""
+        """Decide whether any goal is better in the period after the release was called better, from that period alone."""
         assert self._recent.afterwards is not None
         since = verdict.read(self._recent.afterwards, self._metrics, self._config)
         again = [since[goal.name] for goal in self._goals]
         held = [goal for goal in again if goal.enough and goal.lower > 0.0]
         self.retested = bool(held)
-        over = f"over the {_hours(self._config.retest_s)} after that was said"
+        over = f"over the {_hours(self._config.retest_s)} that followed"
         if held:
             why = f"better, and {over} too: {self._intervals(held)}"
             return Decision(next=NextAction.CONFIRMED, share=self.share, reason=why, reading=goals[0])
@@ -276,7 +277,7 @@ class Trial:
         return Decision(next=NextAction.FADED, share=self.share, reason=why, reading=goals[0])
 
     def _harmed_lately(self) -> MetricReading | None:
-        """A goal or guardrail that is worse by the newest period alone; the first period is the whole trial, which `look` has judged."""
+        """Return a goal or guardrail that is worse in the newest period alone, unless that is the first, which `look` has judged."""
         if self._recent.since_s <= 0.0:
             return None
         readings = verdict.read(self._recent.effects(), self._metrics, self._config)
@@ -284,10 +285,10 @@ class Trial:
         return next((readings[name] for name in watched if readings[name].worse), None)
 
     def _gained(self, goals: Sequence[MetricReading], elapsed_s: float) -> list[MetricReading]:
-        """The goals that are better, after `better_after_s`: a new version may please for a while, so evidence alone is not enough."""
+        """Return the goals that are better, once `better_after_s` is over, as novelty may please users for a while."""
         return [goal for goal in goals if goal.better] if elapsed_s >= self._config.better_after_s else []
 
-    def _lost(self, goals: Sequence[MetricReading]) -> Decision | None:
+    def _worse_goal(self, goals: Sequence[MetricReading]) -> Decision | None:
         harm = next((goal for goal in goals if goal.worse), None)
         if harm is None:
             return None
@@ -297,15 +298,15 @@ class Trial:
     def _stopping(self) -> NextAction:
         return NextAction.ROLL_BACK if self.shipped else NextAction.BLOCK
 
-    def _bearable(self, share: float, goals: Sequence[MetricReading]) -> bool:
+    def _within_risk(self, share: float, goals: Sequence[MetricReading]) -> bool:
         return all(goal.enough and share * max(-goal.lower, 0.0) <= self._config.risk for goal in goals)
 
-    def _beyond(self, readings: Mapping[str, MetricReading]) -> MetricReading | None:
-        """A guardrail that looks worse than is tolerated, though that is not proven; it keeps the candidate from going live.
+    def _suspect_guardrail(self, readings: Mapping[str, MetricReading]) -> MetricReading | None:
+        """Return a guardrail that looks worse than tolerated though it is not proven; it keeps the candidate from going live.
 
-        A day of a user tells little beside all of their turns: where goals are known to two points, days are not. So that chance alone does
-        not hold equal versions until the limit, a metric of days must be beyond its tolerance by a test of level `ship_alpha`. One of the
-        worst off, who are few, holds nothing: it stops what is proven.
+        A metric of users' days is far less precise than one of turns. Its point estimate would often hold an equal version until the time
+        limit by chance, so it must exceed its tolerance in a test of level `ship_alpha`. A metric of the worst-off users, who are few,
+        never holds a candidate; it stops one only once the harm is proven.
         """
         errors = -NormalDist().inv_cdf(self._config.ship_alpha)
         for metric in (metric for metric in self._metrics if metric.role == "guardrail" and metric.tail is None):
@@ -317,14 +318,16 @@ class Trial:
 
     def _void(self, goal: MetricReading) -> Decision | None:
         if self._balance.log_factor() >= math.log(self._config.imbalance):
-            why = "users were not dealt to the arms in the shares that were set: the comparison is void"
+            why = "users were not assigned to the arms in the configured shares (sample ratio mismatch): the comparison is void"
             return self._end(self._stopping, why, goal)
         if self._missing > 0.0 and self._back.log_factor() >= math.log(self._config.imbalance):
-            why = "fewer of the users who met it came back than of the others: its turns tell only of those who stayed"
+            why = (
+                "fewer of the candidate's users came back than of the others: its turns represent only those who stayed"
+            )
             return self._end(self._stopping, why, goal)
         return None
 
-    def _broken(self, readings: Mapping[str, MetricReading]) -> Decision | None:
+    def _worse_guardrail(self, readings: Mapping[str, MetricReading]) -> Decision | None:
         for metric in self._metrics:
             reading = readings[metric.name]
             if metric.role == "guardrail" and reading.worse:
@@ -336,16 +339,16 @@ class Trial:
         self.over = True
         return Decision(next=what, share=0.0, reason=reason, reading=reading)
 
-    def _deal(self, came: TimeSlot) -> None:
+    def _count_newcomers(self, came: TimeSlot) -> None:
         """Count newcomers by arm, under the share that was in force in the slot."""
         self._seen_U, treated, comparator = _newcomers(self._seen_U, came.people_R, came.treated_R)
         self._balance.add((treated, comparator), (self.share, 1.0 - self.share))
 
     def come_back(self, day: TimeSlot, share: float) -> None:
-        """Count users who came back on a day that is over, each once, by arm.
+        """Count the users who came back on a day that is over, each once, by arm.
 
-        `day` has one row for each user who had come before, with 1 as the outcome if they came again; `share` was the candidate's share
-        of users when the day began.
+        `day` has one row for each user who had come before, with the outcome 1 if they came again. `share`: the candidate's share of users
+        when the day began.
         """
         tolerated = next((metric.allowed for metric in self._metrics if metric.name == "returned"), 0.0)
         came_R, others_R = day.good_R > 0.0, ~day.treated_R
@@ -357,10 +360,10 @@ class Trial:
         self._back.add((treated, comparator), (share, 1.0 - share))
         self._missing += share * (treated + comparator) - treated
 
-    # ------------------------------------------------------------------------------------------------- in words
+    # ------------------------------------------------------------------------------------------------- reasons as text
 
     def _named(self, reading: MetricReading) -> str:
-        """A goal's name, where there are several."""
+        """Return the goal's name if there are several goals, else ""."""
         return f"{reading.metric} " if len(self._goals) > 1 else ""
 
     def _of(self, reading: MetricReading) -> Metric:
@@ -371,7 +374,7 @@ class Trial:
         return _amount(metric.tolerance, metric)
 
     def _change(self, reading: MetricReading) -> str:
-        """Treated minus comparator, in the metric's own direction."""
+        """Return treated minus comparator, in the metric's own direction."""
         metric = self._of(reading)
         return _amount(metric.sign * metric.most * reading.effect.difference, metric, sign=True)
 
@@ -396,7 +399,7 @@ class Trial:
         return "; ".join(each)
 
     def _rule(self, goal: MetricReading) -> str:
-        """The rule that found it not worse."""
+        """Return the rule that found the goal not worse."""
         test, metric = self._tests.get(goal.metric), self._of(goal)
         if test is None or goal.bound is None:
             return ", by the confidence sequence"
@@ -405,29 +408,32 @@ class Trial:
         return f", by look {test.looks} of the group-sequential plan ({test.fraction:.0%} of its information): {end} {least}"
 
     def _looks_worse(self, reading: MetricReading) -> str:
-        return f"{reading.metric} looks worse by more than {self._tolerated(reading)} ({self._change(reading)}) and may not be"
+        return (
+            f"{reading.metric} looks worse by more than the tolerated {self._tolerated(reading)} ({self._change(reading)}), "
+            "though not proven"
+        )
 
-    def _unheard(self, readings: Mapping[str, MetricReading]) -> str:
-        """Names the guardrails without data, for the reason: no data is not a pass."""
+    def _without_data(self, readings: Mapping[str, MetricReading]) -> str:
+        """Name the guardrails without data in the reason, since no data is not a pass."""
         names = [
             metric.name
             for metric in self._metrics
             if metric.role == "guardrail" and not readings[metric.name].effect.turns
         ]
-        return f"; nothing is known of {', '.join(names)}" if names else ""
+        return f"; no data for {', '.join(names)}" if names else ""
 
     def _undecided(self, goals: Sequence[MetricReading]) -> str:
-        """A reason about the goal that holds the decision up: one without data, else the one that is known least."""
+        """Explain the delay by the goal that causes it: one without data, else the one that is known least precisely."""
         least = max(goals, key=lambda goal: goal.sees)
         if not math.isfinite(least.sees):
-            about = f" by {least.metric}" if len(self._goals) > 1 else ""
-            return f"nobody has said anything about it yet{about}"
+            about = f" for {least.metric}" if len(self._goals) > 1 else ""
+            return f"no feedback on it yet{about}"
         seen = _amount(self._of(least).most * least.sees, self._of(least))
         return f"with {least.effect.people:.0f} effective users this trial can see losses of {seen} or more"
 
 
 def _amount(value: float, metric: Metric, *, sign: bool = False) -> str:
-    """In percentage points for a share, else in the metric's own units."""
+    """Format a value: in percentage points for a share, else in the metric's own units."""
     if metric.most == 1.0:
         return f"{100 * value:+.1f} pp" if sign else _points(value)
     return f"{value:+.3g}" if sign else f"{value:.3g}"
@@ -436,7 +442,7 @@ def _amount(value: float, metric: Metric, *, sign: bool = False) -> str:
 def _newcomers(
     seen_U: NDArray[np.bool_], people_R: Indices, treated_R: NDArray[np.bool_]
 ) -> tuple[NDArray[np.bool_], int, int]:
-    """`seen_U` with these people, and how many of them are new, treated and not."""
+    """Return `seen_U` with these people added, and how many of them are new: treated, not treated."""
     more = int(people_R.max(initial=-1)) + 1 - len(seen_U)
     if more > 0:
         seen_U = np.concatenate([seen_U, np.zeros(more + len(seen_U), dtype=np.bool_)])

@@ -58,7 +58,7 @@ async def test_arms_whose_episodes_differ_in_turns_are_compared_by_the_mean_per_
     found = await prospect(log, {"live": 1.0}, CONFIG)
     assert (found.ips, found.dr) == (None, None)
     assert found.snips.lower < 0.8 < found.snips.upper
-    assert found.advice.startswith("arms differ in turns an episode (large 6.0, live 2.0)")
+    assert found.advice.startswith("arms differ in turns per episode (large 6.0, live 2.0)")
     mixed = await prospect(log, {"live": 0.8, "large": 0.2}, CONFIG)
     assert mixed.snips.lower < (0.8 * 2 * 0.8 + 0.2 * 6 * 0.4) / (0.8 * 2 + 0.2 * 6) < mixed.snips.upper
 
@@ -94,7 +94,7 @@ async def test_an_arm_that_could_not_be_had_leaves_its_share_to_the_others():
 
 async def test_what_hardly_happened_comes_with_advice():
     found = await prospect(await a_log(1200, odds=(("live", 0.003), ("large", 0.997))), {"live": 1.0}, CONFIG)
-    assert "say no more of it" in found.advice
+    assert "turns are worth only" in found.advice
 
 
 async def test_an_arm_whose_answers_are_rated_more_often_is_worth_no_more_for_it():
@@ -104,7 +104,7 @@ async def test_an_arm_whose_answers_are_rated_more_often_is_worth_no_more_for_it
         assert value.mean == pytest.approx(0.8, abs=0.06)
     assert found.earned.lower < 0.6 < found.earned.upper
     assert found.rated < 0.3 * found.turns
-    assert "rewards are known of" in found.advice
+    assert "rewards are known for" in found.advice
     assert "large" in found.advice
 
 

@@ -181,7 +181,7 @@ def test_what_does_not_fit_is_refused():
         with pytest.raises(ValueError, match=said):
             LoggedTurns(users_N=users_N, arms_N=one, odds_NA=odds_NA, rewards_N=np.ones(2))
     logged = LoggedTurns(users_N=one, arms_N=one, odds_NA=even, rewards_N=np.ones(2))
-    with pytest.raises(ValueError, match="could not be had"):
+    with pytest.raises(ValueError, match="was not available"):
         ips(
             LoggedTurns(users_N=one, arms_N=one, odds_NA=np.eye(2), rewards_N=np.ones(2)),
             np.full((2, 2), 0.5),

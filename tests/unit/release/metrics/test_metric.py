@@ -113,7 +113,7 @@ def test_terms(text, term):
 
 @pytest.mark.parametrize("text", ["", "two words", "stars > many", "stars => 4", "4 < stars", "stars >"])
 def test_what_is_no_term_is_refused(text):
-    with pytest.raises(ValueError, match="is no term"):
+    with pytest.raises(ValueError, match="is not a term"):
         parse_term(text)
 
 
@@ -185,7 +185,7 @@ def test_every_built_in_metric_can_be_named_without_declaring_it(name):
         ("[{name='kept', numerator=['stil_there']}]", "'kept', numerator: no signal 'stil_there' is known; did you mean 'still_there'?"),
         ("[{name='edit_survival', unless=['undome']}]", "'edit_survival', unless: no signal 'undome' is known; did you mean 'undone'?"),
         ("[{name='slow', numerator=['turn.latncy']}]", "no fact 'turn.latncy' of a turn; did you mean 'turn.latency'?"),
-        ("[{name='slow', numerator=['a b']}]", "release.metrics.0.numerator: 'a b' is no term"),
+        ("[{name='slow', numerator=['a b']}]", "release.metrics.0.numerator: 'a b' is not a term"),
         ("[{name='acceptance', numerator=[]}]", "a metric needs a numerator"),
         ("[{name='acceptance', role='guardrail'}]", "no metric has the role 'goal'"),
         ("[{name='acceptance'}, {name='acceptance'}]", "two metrics are named 'acceptance'"),

@@ -10,7 +10,7 @@ from ostinato.core.records import PolicyVersion, ReleaseEvent
 from ostinato.core.report import AnswerDiversity, Incumbent, ItemMean, OpinionShift, Sharpening
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.monitors import Monitors
-from ostinato.release.monitors.pass_at_k import ALIKE, NAME, SYCOPHANCY, NarrowingWatch
+from ostinato.release.monitors.pass_at_k import ANSWERS_ALIKE, BEST_OF_K, SYCOPHANCY, NarrowingWatch
 from ostinato.release.monitors.watcher import MonitorWatcher, acceptable, acceptance, standing
 from ostinato.testing.log import MemoryLog
 
@@ -33,9 +33,9 @@ def line(action, policy, *, best=None, verdict="SHIP", previous=V1):
 def test_a_candidate_that_lost_coverage_is_told_with_its_figures():
     watch = NarrowingWatch()
     (row,) = watch.release(line("evaluated", V2, best=-0.1))
-    assert (row.name, row.state, row.detail["candidate"]) == (NAME, AlarmState.RAISED, V2.hash)
+    assert (row.name, row.state, row.detail["candidate"]) == (BEST_OF_K, AlarmState.RAISED, V2.hash)
     assert "against anchor on 100 items: pass@1 +10.0 pp [+8.0, +12.0], best of 8 -10.0 pp [-12.0, -8.0]" in row.reason
-    assert watch.standing == [NAME]
+    assert watch.standing == [BEST_OF_K]
 
 
 def test_what_will_not_ship_or_lost_nothing_is_not_told():
@@ -62,9 +62,9 @@ def test_a_person_may_accept_it_and_a_saving_or_the_log_keeps_it():
     watch, restored, begun = NarrowingWatch(), NarrowingWatch(), NarrowingWatch()
     (row,) = watch.release(line("evaluated", V2, best=-0.1))
     restored.restore(json.loads(json.dumps(watch.snapshot())))
-    begun.begin({NAME: row})
+    begun.begin({BEST_OF_K: row})
     for each in (watch, restored, begun):
-        assert each.standing == [NAME]
+        assert each.standing == [BEST_OF_K]
         each.alarm(acceptance(row, "ann", 10.0))
         assert each.standing == []
 
@@ -78,19 +78,19 @@ def alike(policy, excess, verdict="SHIP"):
 def test_answers_that_became_alike_are_told_and_pause_nothing():
     watch = Monitors(MonitorsConfig(), ())
     (row,) = watch.apply(7, alike(V2, -0.1))
-    assert (row.name, row.state, row.detail["pauses"]) == (ALIKE, AlarmState.RAISED, False)
-    assert "differ in 30%, of the anchor's in 60%" in row.reason
-    assert watch.standing == [ALIKE]
+    assert (row.name, row.state, row.detail["pauses"]) == (ANSWERS_ALIKE, AlarmState.RAISED, False)
+    assert "differ in 30%, the anchor's in 60%" in row.reason
+    assert watch.standing == [ANSWERS_ALIKE]
     assert not watch.paused
-    assert acceptable(ALIKE)
+    assert acceptable(ANSWERS_ALIKE)
     again = Monitors(MonitorsConfig(), ())
     assert again.restore(json.loads(json.dumps(watch.snapshot())))
     (row,) = again.apply(8, alike(V3, 0.1))
-    assert (row.name, row.state) == (ALIKE, AlarmState.CLEARED)
+    assert (row.name, row.state) == (ANSWERS_ALIKE, AlarmState.CLEARED)
 
 
 def test_answers_that_differ_nearly_as_often_or_will_not_ship_are_not_told():
-    watch = NarrowingWatch(ALIKE)
+    watch = NarrowingWatch(ANSWERS_ALIKE)
     for event in (alike(V2, 0.01), alike(V2, -0.01), alike(V2, -0.1, "BLOCK"), line("evaluated", V2, best=-0.1)):
         assert list(watch.release(event)) == []
 
@@ -110,7 +110,7 @@ def test_a_candidate_that_sides_with_users_more_than_any_incumbent_did_pauses_sh
         (row,) = watch.apply(7, opinions(V2, *excess))
         assert (row.name, row.state, row.detail["candidate"]) == (SYCOPHANCY, AlarmState.RAISED, V2.hash)
         assert row.detail["pauses"]
-        assert "sides with the user's opinion in 81%, before in 62%" in row.reason
+        assert "agrees with the user's opinion in 81%, before in 62%" in row.reason
         assert watch.paused
         assert acceptable(SYCOPHANCY)
         again = Monitors(MonitorsConfig(), ())

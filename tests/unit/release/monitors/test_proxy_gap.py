@@ -245,7 +245,7 @@ async def test_the_watcher_says_once_that_not_all_people_are_counted(caplog):
         await watcher.refresh()
     told = [record.message for record in caplog.records if TEACHER_FAVOUR in record.message]
     assert told == [
-        "monitors: teacher_favour counts no more than 5 people (most_people); of larger tenants some are left out"
+        "monitors: teacher_favour counts no more than 5 people (most_people); some people of the largest tenants are left out"
     ]
 
 
@@ -450,7 +450,7 @@ def test_feedback_gap_is_told_where_people_on_live_fall_silent_and_pauses_nothin
     (raised,) = spoken(watch, rng, (0.4, 0.6), first=7, count=6)
     assert (raised.name, raised.state, raised.detail["pauses"]) == (FEEDBACK_GAP, AlarmState.RAISED, False)
     assert raised.detail["difference"] < -UNHEARD
-    assert "people on live say something of" in raised.reason
+    assert "people on live give feedback on" in raised.reason
     again = FeedbackGapWatch(MonitorsConfig())
     again.restore(json.loads(json.dumps(watch.snapshot())))
     assert again.standing == watch.standing == [FEEDBACK_GAP]

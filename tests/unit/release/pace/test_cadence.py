@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ostinato.release.pace import (
-    ALIKE,
+    INTRACLASS_CORRELATION,
     Traffic,
     TrialEnd,
     cadence,
@@ -25,7 +25,7 @@ def ends(*hours, passed=True):
 def test_the_variance_is_that_of_users_whose_turns_are_alike():
     """Two halves of simulated users whose taste is their own, with the correlation that is assumed."""
     rng, people, each, days = np.random.default_rng(2), 400, 5, 2
-    spread = 1 / ALIKE - 1  # of a beta distribution with this intraclass correlation
+    spread = 1 / INTRACLASS_CORRELATION - 1  # of a beta distribution with this intraclass correlation
     differences = []
     for _ in range(1_500):
         taste = rng.beta(0.6 * spread, 0.4 * spread, people)

@@ -27,7 +27,7 @@ def test_the_pause_counts_from_the_last_rollback_whoever_asked_for_it():
 
 
 def test_more_than_so_many_a_day_hold_until_a_person_ends_it():
-    frozen = (None, "more rollbacks without a person within a day than release.rollbacks_a_day = 1 allows")
+    frozen = (None, "more automatic rollbacks within a day than release.rollbacks_a_day = 1 allows")
     assert held(at(0.0, 1_000.0), 1_001.0) == frozen
     assert held(at(0.0, 1_000.0), 30 * DAY) == frozen, "a day that passes is no person"
     assert held(at(0.0, 1_000.0, 5 * DAY), 5 * DAY + 200) == frozen

@@ -23,7 +23,7 @@ def test_a_trial_that_ships_before_a_day_is_over_does_not_wait_for_it_and_is_tak
     shipped = next(run for run in (followed(World(), seed, days=3) for seed in RUNS) if run.shipped_h is not None)
     assert shipped.shipped_h < 48.0
     assert shipped.end == "roll_back"
-    assert shipped.why.startswith(("returned worse: -", "fewer of the users who met it came back"))
+    assert shipped.why.startswith(("returned worse: -", "fewer of the candidate's users came back"))
 
 
 def test_equal_versions_are_hardly_ever_found_worse_without_any_tolerance():

@@ -139,7 +139,7 @@ async def test_a_candidate_that_is_better_in_every_way_ships():
         "returned",
         "harmed_users",
     ]
-    assert decision.reason.endswith("; nothing is known of returned, harmed_users"), "no day is over, and users are few"
+    assert decision.reason.endswith("; no data for returned, harmed_users"), "no day is over, and users are few"
     assert told["acceptance"]["lower"] < 0.25 < told["acceptance"]["upper"]
     assert told["acceptance"]["role"] == "goal"
     assert 1.4 < told["latency_p99"]["threshold"] < 1.5
@@ -244,7 +244,7 @@ async def test_a_goal_that_nobody_says_anything_about_never_passes():
     declared = [MetricConfig(name="acceptance"), MetricConfig(name="edit_survival", role="goal")]
     decision = await town.until_over(town.running(*declared))
     assert decision.next is NextAction.BLOCK
-    assert decision.reason == "not enough evidence: nobody has said anything about it yet by edit_survival"
+    assert decision.reason == "not enough evidence: no feedback on it yet for edit_survival"
     assert decision.reading.metrics["edit_survival"]["estimate"] is None
 
 
@@ -415,10 +415,10 @@ def test_slots_whose_length_no_float_holds_end_one_after_another(slot_s):
     """A slot that ended where it began was added without end."""
     record = TrialRecord(candidate=NEW, against=OLD, salt="s", shares=((1_764_512_345.678, 0.5),))
     trial = Town(users=4).running(config=CONFIG.model_copy(update={"slot_s": slot_s}))
-    trial._retention, trial._upto = Retention(record.began), record.began
+    trial._retention, trial._added_until = Retention(record.began), record.began
     for number in range(1, 100):
-        trial._upto = trial._next_end(record)
-        assert trial._upto == pytest.approx(record.began + number * slot_s, abs=1e-3)
+        trial._added_until = trial._next_end(record)
+        assert trial._added_until == pytest.approx(record.began + number * slot_s, abs=1e-3)
 
 
 async def asked_before(*, told):

@@ -131,10 +131,10 @@ def lasting(later, *, slots=24, seed=0):
 def test_what_was_called_better_is_tested_again_on_the_days_that_follow():
     trial, said = lasting(+0.10)
     assert [each.next for each in said] == [NextAction.CONFIRMED]
-    assert said[0].reason.startswith("better, and over the 8 hours after that was said too: +")
+    assert said[0].reason.startswith("better, and over the 8 hours that followed too: +")
     trial, said = lasting(0.0)
     assert [each.next for each in said] == [NextAction.FADED]
-    assert said[0].reason.startswith("better at first, but not over the 8 hours after that was said: ")
+    assert said[0].reason.startswith("better at first, but not over the 8 hours that followed: ")
     assert not trial.over
     assert trial.look(40 * HOUR).next is NextAction.WAIT, "it is not called better twice"
 
@@ -180,7 +180,7 @@ def test_no_outcome_never_ships_and_says_so():
         assert trial.look(hours * HOUR).next is NextAction.WAIT
     last = trial.look(96 * HOUR)
     assert last.next is NextAction.BLOCK
-    assert last.reason == "not enough evidence: nobody has said anything about it yet"
+    assert last.reason == "not enough evidence: no feedback on it yet"
 
 
 def test_undecided_says_what_could_be_seen_by_now():
@@ -193,7 +193,7 @@ def test_an_arm_that_loses_its_users_is_void_not_shipped():
     trial = Trial(TrialConfig(shares=(0.5,)), active=40_000)
     _, last = run(trial, Users(40_000, 0.3, lost=0.4), 40)
     assert last.next is NextAction.BLOCK
-    assert "dealt to the arms" in last.reason
+    assert "assigned to the arms" in last.reason
 
 
 def test_the_first_share_reaches_enough_people_and_no_more_than_the_last_step():
@@ -282,4 +282,4 @@ def test_what_looks_worse_than_is_tolerated_does_not_go_live_before_it_looks_bet
         if trial.shipped:
             break
     assert trial.shipped
-    assert decision.reason.endswith("; nothing is known of unheard")
+    assert decision.reason.endswith("; no data for unheard")

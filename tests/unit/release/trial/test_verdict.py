@@ -9,7 +9,7 @@ from ostinato.release.metrics.metric import metrics_of
 from ostinato.release.trial.config import TrialConfig
 from ostinato.release.trial.contrast import NOTHING, Effect, log_evidence
 from ostinato.release.trial.group_sequential import GroupSequentialTest, ShipPlan
-from ostinato.release.trial.verdict import read, told
+from ostinato.release.trial.verdict import display, read
 
 CONFIG = TrialConfig()
 
@@ -65,7 +65,7 @@ def test_lower_is_better_where_it_is_said_and_people_read_what_was_measured():
     )
     found = read({"a": effect(0.0), "tokens": effect(0.08)}, metrics, CONFIG)
     assert found["tokens"].worse
-    shown = told(found["tokens"], metrics[1], None)
+    shown = display(found["tokens"], metrics[1], None)
     assert shown["estimate"] == pytest.approx(160.0)
     assert shown["lower"] < 160.0 < shown["upper"]
     assert (shown["direction"], shown["tolerance"], shown["worse"]) == ("lower", 40.0, True)
@@ -85,7 +85,7 @@ def test_of_what_nobody_said_nothing_is_told():
     (metric,) = goals("a")
     reading = read({"a": NOTHING}, [metric], CONFIG)["a"]
     assert (reading.enough, reading.worse, reading.not_worse, reading.better) == (False, False, False, False)
-    shown = told(reading, metric, None)
+    shown = display(reading, metric, None)
     assert [shown[key] for key in ("estimate", "lower", "upper")] == [None, None, None]
 
 
