@@ -176,8 +176,8 @@ void end_by_id(uint32_t id) {
    processor time. It can hide processor time (children that nobody waits for), so the total is capped at MAX_DEADLINE_FACTOR. */
 static int extend_deadline(int i) {
     uint64_t used, delayed, allowed = running[i].allowed, most = (MAX_DEADLINE_FACTOR - 1) * allowed;
-    if (running[i].reason != ENDED || running[i].flags & COMPARING) return 0;
-    if (measure_time(running[i].pid, &used, &delayed) || used >= allowed) return 0;
+    if (running[i].reason != ENDED || running[i].flags & COMPARING || measure_time(running[i].pid, &used, &delayed) || used >= allowed)
+        return 0;
     uint64_t time = now(), later = running[i].begun + allowed + (delayed < most ? delayed : most);
     if (later <= time) return 0;
     running[i].deadline = later < time + allowed - used ? later : time + allowed - used; /* check again once it may have used up its time */

@@ -3,7 +3,7 @@
 Packets go to the sandbox as bytes and come back as base64 lines, since E2B delivers a command's output as text. Packets have consecutive
 sequence numbers, so that a retransmitted one is recognised. Control packets of the connection itself have number 0.
 
-Channel 0 leads to pid 1; every other channel is a connection to a port. A sender pauses a channel at `WINDOW` bytes in flight (flow control).
+Channel 0 leads to pid 1; every other channel is a connection to a port. Flow control pauses a channel at `WINDOW` bytes in flight.
 """
 
 from __future__ import annotations
