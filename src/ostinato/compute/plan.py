@@ -3,8 +3,8 @@
 Every default of the inputs states its source: measured here, published by others, computed or assumed.
 
 Lanes run in parallel; the phases of a lane run one after another. A lane's load is the share of a cycle in which it is busy, at peak
-traffic for serving lanes. If the description leaves a lane's machines open, the plan sizes them by the load. Of the other lanes, the one with the
-highest load is the bottleneck: it saturates first when the cycle is shortened.
+traffic for serving lanes. If the description leaves a lane's machines open, the plan sizes them by the load. Of the other lanes, the one
+with the highest load is the bottleneck: it saturates first when the cycle is shortened.
 
 A phase's time follows the roofline model (Williams, Waterman and Patterson, CACM 52(4), 2009): the maximum of the times for its operations,
 its memory traffic and its network traffic, which overlap.

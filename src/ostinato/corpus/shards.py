@@ -271,7 +271,7 @@ class CorpusReader:
             if is_held_out.all() or (share and not is_held_out.any()):
                 raise BadConfig(
                     f"--held-out {share:g} of the {len(is_held_out)} files in {each.directory} leaves {int((~is_held_out).sum())} "
-                    f"to train on and {int(is_held_out.sum())} to evaluate on, and both must be at least 1: give another share, or more files"
+                    f"to train on and {int(is_held_out.sum())} to evaluate on; both must be at least 1: give another share, or more files"
                 )
             arrays = (each.sizes_D, each.digests_D, each.shards_D)
             rows.append(EndlessOrder(number, *arrays, np.flatnonzero(~is_held_out), longest=self._longest, seed=seed))

@@ -18,7 +18,7 @@ from ostinato.core.errors import BadRequest, SandboxRefused
 from ostinato.worlds.sandbox.host import VERSION
 from ostinato.worlds.sandbox.inside.view import ETC, SHOWN, SYSTEM, masks, python_parts
 from ostinato.worlds.sandbox.launcher import compiled
-from ostinato.worlds.sandbox.spec_validation import roots_own
+from ostinato.worlds.sandbox.spec_validation import root_only_paths
 
 NOBODY = 65534
 _PREFIX = "ostinato-gvisor-"
@@ -131,7 +131,7 @@ class Ground:
         hidden_by = dict[str, str]()
         for number, (source, seen) in enumerate(places):
             if source not in self._closed:
-                self._closed[source] = roots_own(source) if os.path.isdir(source) else []
+                self._closed[source] = root_only_paths(source) if os.path.isdir(source) else []
             later = [f"{place}/" for _, place in places[number + 1 :]]
             for path in self._closed[source]:
                 place = f"{seen}/{os.path.relpath(path, source)}"
