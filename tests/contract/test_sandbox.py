@@ -585,7 +585,7 @@ async def test_a_file_in_the_place_of_a_layer_ends_no_box(namespaces, tmp_path):
     box = await namespaces.start(SandboxSpec(limits=SMALL))
     zygote = namespaces._zygote
     with pytest.raises(SandboxRefused, match="'open the layer' failed: Not a directory"):
-        await zygote._open_layer(await zygote.opened(), str(tmp_path / "layer"))
+        await zygote._open_layer(await zygote.ensure_started(), str(tmp_path / "layer"))
     assert (await sh(box, "echo on")).stdout == b"on\n"
     assert await zygote.layer("layers", str(tmp_path)) == 0
 

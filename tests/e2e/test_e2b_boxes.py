@@ -515,8 +515,8 @@ def test_a_channel_never_holds_more_than_its_window(monkeypatch):
 class EndedHelper:
     """A machine whose helper has ended: it cannot be reached, and a moment later its exit code arrives."""
 
-    async def run(self, command, heard, complained):
-        complained("python3: not found")
+    async def run(self, command, on_stdout, on_stderr):
+        on_stderr("python3: not found")
         return self
 
     async def send(self, data):

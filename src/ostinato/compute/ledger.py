@@ -180,7 +180,7 @@ class OperationLedger:
         """Return the ledger with one more optimizer step.
 
         `turns`: (prompt tokens, of these shared with another turn of the step, answer tokens). Only answers are scored. The backward pass
-        takes twice the forward operations, as each matrix product needs gradients for both factors; recomputation is not counted.
+        takes twice the forward operations, as each matrix product needs gradients for both factors; nothing is recomputed.
         """
         forward = 0.0
         for prompt, shared, answer in turns:

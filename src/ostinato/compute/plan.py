@@ -4,7 +4,7 @@ Every default of the inputs states its source: measured here, published by other
 
 Lanes run in parallel; the phases of a lane run one after another. A lane's load is the share of a cycle in which it is busy, at peak
 traffic for serving lanes. If the description leaves a lane's machines open, the plan sizes them by the load. Of the other lanes, the one
-with the highest load is the bottleneck: it saturates first when the cycle is shortened.
+with the highest load is the bottleneck: it saturates first, when cycles become shorter by the factor 1/load.
 
 A phase's time follows the roofline model (Williams, Waterman and Patterson, CACM 52(4), 2009): the maximum of the times for its operations,
 its memory traffic and its network traffic, which overlap.
@@ -395,7 +395,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedPhase:
-    """The cost of one phase per cycle. `by`: the bounding resource. `bytes`: read from memory, or sent if the network bounds the phase.
+    """The cost of one phase per cycle. `by`: the bounding resource. `bytes`: read from memory, or sent if a network bounds the phase.
     `money`: the price of its busy time.
     """
 

@@ -3,9 +3,9 @@
 Data flow: each corpus's documents, cut into stretches -> the stretches, reshuffled each epoch, as one endless sequence of predictions ->
 windows of the phase's length, each taken from the corpus that is furthest behind its share of the mixture -> steps of `batch_tokens`.
 
-A document of n tokens has n - 1 next-token predictions. A piece is a part of one stretch, at most a window long, and is attended to
-independently of other pieces, so there is no padding, and a step may begin and end within a stretch. A piece that continues a document
-begins with the last token of the piece before it, so that every prediction is made once per epoch.
+A document of n tokens has n - 1 next-token predictions. A piece is a part of one stretch, at most a window long, and independent of other
+pieces, so there is no padding, and a step may begin and end within a stretch. A piece that continues a document begins with the last token
+of the piece before it, so that every prediction is made once per epoch.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
-_SPLIT_SALT = (
-    0x68656C64  # arbitrary; differs from the order's salts, so that the split does not correlate with the order
-)
+# an arbitrary salt, so that the split does not correlate with the order
+_SPLIT_SALT = 0x68656C64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ from ostinato.corpus.order import EndlessOrder, Phase, ReadingOrder, ReadPiece, 
 
 FORMAT = "ostinato-corpus@1"
 MANIFEST = "corpus.json"
-_MOST_BYTES = 256 << 20
+_MAX_BYTES = 256 << 20
 _HASH = "^[0-9a-f]{64}$"
 
 
@@ -92,8 +92,8 @@ def read_manifest(directory: Path) -> CorpusManifest:
         raise NotFound(
             f"{directory} holds no corpus: make one with `ostinato corpus build ... --out {directory}`", field="corpus"
         )
-    if path.stat().st_size > _MOST_BYTES:
-        raise Corrupt(f"{path} is larger than {_MOST_BYTES >> 20} MiB; build the corpus again")
+    if path.stat().st_size > _MAX_BYTES:
+        raise Corrupt(f"{path} is larger than {_MAX_BYTES >> 20} MiB; build the corpus again")
     try:
         manifest = CorpusManifest.model_validate_json(path.read_bytes())
     except ValidationError as error:

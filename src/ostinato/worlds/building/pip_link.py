@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 
 
 def main() -> None:
@@ -34,8 +34,8 @@ def main() -> None:
         with open(sys.argv[2], "wb") as file:
             for part in response.iter_content(65536):
                 size += file.write(part)
-                if size > MOST_BYTES:
-                    sys.stdout.write(json.dumps({"error": f"more than {MOST_BYTES >> 20} MiB"}))
+                if size > MAX_BYTES:
+                    sys.stdout.write(json.dumps({"error": f"more than {MAX_BYTES >> 20} MiB"}))
                     return
     sys.stdout.write(
         json.dumps(

@@ -32,7 +32,7 @@ from ostinato.core.errors import BadRequest, Corrupt, TooLarge, Unavailable
 # ---------------------------------------------------------------- unpacking
 
 
-FILE_BYTES, ALL_BYTES, MOST_FILES = 8 << 20, 64 << 20, 8000
+FILE_BYTES, ALL_BYTES, MAX_FILES = 8 << 20, 64 << 20, 8000
 _HEADERS = 2048  # most bytes per file of a tar beyond its content
 _PACKED = ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ\0", lzma.open))
 _DAMAGE = (
@@ -80,7 +80,7 @@ class _Bounded:
 
     def __init__(self, unpacked: IO[bytes]) -> None:
         self._unpacked = unpacked
-        self._left = ALL_BYTES + MOST_FILES * _HEADERS
+        self._left = ALL_BYTES + MAX_FILES * _HEADERS
 
     def read(self, size: int) -> bytes:
         data = self._unpacked.read(size)
@@ -91,8 +91,8 @@ class _Bounded:
 
 
 def _zip(data: bytes) -> Iterator[tuple[str, bytes]]:
-    if data.count(b"PK\1\2") > 2 * MOST_FILES:  # checked before zipfile creates an object per entry
-        raise TooLarge(f"archive: more than {MOST_FILES} files", field="archive")
+    if data.count(b"PK\1\2") > 2 * MAX_FILES:  # checked before zipfile creates an object per entry
+        raise TooLarge(f"archive: more than {MAX_FILES} files", field="archive")
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         for entry in archive.infolist():
             if entry.is_dir() or (entry.external_attr >> 28) == 0xA:  # a symbolic link
@@ -117,8 +117,8 @@ def unpack(data: bytes, name: str) -> dict[str, bytes]:
         for path, content in (_zip if name.endswith((".zip", ".whl")) else _tar)(data):
             total += len(content)
             files[path] = content
-            if total > ALL_BYTES or len(files) > MOST_FILES:
-                raise TooLarge(f"{name}: more than {ALL_BYTES >> 20} MiB or {MOST_FILES} files", field="archive")
+            if total > ALL_BYTES or len(files) > MAX_FILES:
+                raise TooLarge(f"{name}: more than {ALL_BYTES >> 20} MiB or {MAX_FILES} files", field="archive")
     except _DAMAGE as error:
         raise BadRequest(f"{name}: not a readable archive: {error}", field="archive") from error
     return files
@@ -139,7 +139,7 @@ def without_top(files: Mapping[str, bytes]) -> dict[str, bytes]:
 
 _PIP_SECONDS = 180.0
 _LINK = Path(__file__).with_name("pip_link.py")
-MOST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 """Limit on the total size of all wheels' files, which are kept in memory."""
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9._,-]+\])?\s*([<>=!~]=?[^;@]*)?")
 
@@ -217,7 +217,7 @@ async def fetch_sdist(package: str) -> FetchedArchive:
 async def fetch_wheels(requirements: Sequence[str]) -> dict[str, bytes]:
     """Download wheels with their dependencies, and return {path in site-packages: content}. Nothing is built or run.
 
-    Raises BadRequest if a requirement is not plain or the files exceed `MOST_BYTES`, Unavailable if pip found no wheels.
+    Raises BadRequest if a requirement is not plain or the files exceed `MAX_BYTES`, Unavailable if pip found no wheels.
     """
     for each in requirements:
         if not plain_requirement(each):
@@ -227,9 +227,9 @@ async def fetch_wheels(requirements: Sequence[str]) -> dict[str, bytes]:
         await _pip("-m", "pip", "download", "--quiet", "--only-binary", ":all:", "--dest", directory, *requirements)
         for wheel in sorted(Path(directory).iterdir()):
             files |= installed(unpack(wheel.read_bytes(), wheel.name))
-            if sum(map(len, files.values())) > MOST_BYTES:
+            if sum(map(len, files.values())) > MAX_BYTES:
                 raise BadRequest(
-                    f"the wheels of {', '.join(requirements)[:200]} hold more than {MOST_BYTES >> 20} MiB; ask for fewer",
+                    f"the wheels of {', '.join(requirements)[:200]} hold more than {MAX_BYTES >> 20} MiB; ask for fewer",
                     field="package",
                 )
     return files

@@ -428,7 +428,7 @@ class Boxes:
         self._without_sockets: set[str] = set()  # mount sources already checked for sockets
 
     async def isolation(self) -> Isolation:
-        await self._zygote.opened()
+        await self._zygote.ensure_started()
         hello = self._zygote.hello
         return Isolation(
             kind="namespaces", forks=True, counts_memory=bool(hello["memory"]), missing=tuple(hello["missing"])
@@ -446,7 +446,7 @@ class Boxes:
         return await self._sandboxes.start(lambda: self._start(spec, stack, mounts), spec.hosts)
 
     async def _start(self, spec: SandboxSpec, stack: Stack, mounts: Sequence[int]) -> Box:
-        await self._zygote.opened()
+        await self._zygote.ensure_started()
         flags = protocol.StartFlag.OVERLAY | protocol.StartFlag.OWN_NET
         flags |= protocol.StartFlag.PROC if self._zygote.hello["proc"] else protocol.StartFlag(0)
         flags |= protocol.StartFlag.BLOB if spec.files else protocol.StartFlag(0)

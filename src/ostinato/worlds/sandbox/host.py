@@ -59,7 +59,7 @@ class Zygote:
         }
         return json.dumps(settings).encode()
 
-    async def opened(self) -> socket.socket:
+    async def ensure_started(self) -> socket.socket:
         """Start the zygote unless it is running, and return its control socket.
 
         Raises SandboxRefused with the step that failed, Unavailable if it was killed or did not start in time.
@@ -114,7 +114,7 @@ class Zygote:
         Raises Unavailable.
         """
         for _ in range(2):
-            control = await self.opened()
+            control = await self.ensure_started()
             if any(self._layers.get(path) != number for path, number in (layers or {}).items()):
                 raise Unavailable("the sandbox's zygote was replaced, and knows no layers yet")
             try:
@@ -135,7 +135,7 @@ class Zygote:
         async with self._layer_lock:
             if self._opening is not None:  # a cancelled caller's request: its answers are not ours
                 await asyncio.wait({self._opening})
-            control = await self.opened()
+            control = await self.ensure_started()
             if path not in self._layers:
                 self._opening = opening = asyncio.create_task(self._open_layer(control, path))
                 opening.add_done_callback(

@@ -31,7 +31,7 @@ ENABLE = (
 
 
 class Operation(IntEnum):
-    """Requests to pid 1 of a box, and its unsolicited messages (from 100 on)."""
+    """Kinds of messages: requests to pid 1 of a box, and, from 100 on, its reports of readiness and refusal."""
 
     EXEC = 1
     READ = 2

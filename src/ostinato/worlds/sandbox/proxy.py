@@ -161,7 +161,7 @@ class OpenSandboxes(Generic[B]):
         self._open: set[B] = set()
 
     async def start(self, launch: Callable[[], Awaitable[B]], hosts: Collection[str]) -> B:
-        """Wait until fewer than `count` sandboxes are open, call `launch`, and start a proxy to `hosts` if there are any.
+        """Wait for a free slot, call `launch`, and start a proxy to `hosts` if there are any. An error frees the slot.
 
         Raises what `launch` and the sandbox's `listen` raise.
         """

@@ -22,7 +22,7 @@ from ostinato.worlds.sandbox.spec_validation import root_only_paths
 
 NOBODY = 65534
 _PREFIX = "ostinato-gvisor-"
-_MOST_COVERED = 64
+_MAX_HIDDEN = 64
 _PACKAGE = Path(__file__).parents[1]
 _STATX = r"""
 #define _GNU_SOURCE
@@ -137,7 +137,7 @@ class Ground:
                 place = f"{seen}/{os.path.relpath(path, source)}"
                 if not any(f"{place}/".startswith(other) for other in later):
                     hidden_by[place] = str(self.place / ("empty" if os.path.isdir(path) else "blank"))
-        if len(hidden_by) > _MOST_COVERED:
+        if len(hidden_by) > _MAX_HIDDEN:
             raise BadRequest(
                 f"layers: they belong to root, and {len(hidden_by)} files visible in the sandbox may be read by root alone, such as "
                 f"{min(hidden_by)!r}; give the layers to another user, or make the files readable for everybody",

@@ -35,7 +35,7 @@ def bind(source: str, target: str) -> None:
 
 
 def show_system() -> None:
-    """Mount the system's directories."""
+    """Mount the system's directories; `show_python` later covers /usr/local."""
     for path in SYSTEM:
         if os.path.islink(path):
             os.symlink(os.readlink(path), f"{AT}{path}")

@@ -130,8 +130,8 @@ class SandboxServer(ABC):
         for request, data in self._inbox.feed(part):
             self._do(request, data)
 
-    def _answer(self, number: int, request: dict[str, Any], data: bytes = b"") -> None:
-        self._outbox += pack({"id": number, "error": 0} | request, data)
+    def _answer(self, number: int, result: dict[str, Any], data: bytes = b"") -> None:
+        self._outbox += pack({"id": number, "error": 0} | result, data)
         self._send()
 
     def _send(self) -> None:
