@@ -136,7 +136,10 @@ def test_the_default_fits_and_takes_its_bytes_from_the_weight_stores_plan():
         ({"evaluation": {"hardware": "none"}}, "evaluation.hardware"),
         ({"regions": {"here": {**SMALL["regions"]["here"], "hardware": "none"}}}, "regions.here.hardware"),
         ({"regions": {"here": {**SMALL["regions"]["here"], "replica": 2, "machines": 3}}}, "regions.here.machines"),
-        ({"hardware": {"card": {**SMALL["hardware"]["card"], "memory": 1e6}}}, "regions.here.replica: 1 .* set 3 or more"),
+        (
+            {"hardware": {"card": {**SMALL["hardware"]["card"], "memory": 1e6}}},
+            "regions.here.replica: 1 .* set 3 or more",
+        ),
         (
             {"hardware": {"card": {**SMALL["hardware"]["card"], "memory": 4e6}}},
             "training.machines: 1 .* set 5 or more",

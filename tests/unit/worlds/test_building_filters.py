@@ -41,9 +41,7 @@ def run(passed="", failed="", **more):
 )
 def test_what_one_run_says(outcome, lazy, fate):
     split = split_tests("abcd", outcome or SuiteRun())
-    assert (
-        judge_run(outcome, split, stable=4, most_failing=0.5, lazy=None if lazy is None else frozenset(lazy)) is fate
-    )
+    assert judge_run(outcome, split, stable=4, most_failing=0.5, lazy=None if lazy is None else frozenset(lazy)) is fate
 
 
 def test_a_test_that_cannot_be_collected_any_more_fails():
@@ -117,9 +115,7 @@ def test_a_suite_that_is_not_green_is_refused(runs):
 
 def test_a_change_with_which_no_test_passes_is_left_out():
     outcome = run("", "ab")
-    assert (
-        judge_run(outcome, split_tests("ab", outcome), stable=9, most_failing=0.5, lazy=None) is ChangeFate.UNGUARDED
-    )
+    assert judge_run(outcome, split_tests("ab", outcome), stable=9, most_failing=0.5, lazy=None) is ChangeFate.UNGUARDED
 
 
 SPARSE = '''
