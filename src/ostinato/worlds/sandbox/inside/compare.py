@@ -168,7 +168,7 @@ def write_changes(out: int, base: int, now: int, layers: Sequence[int]) -> None:
 
     `out`, `base` (original files), `now` (the workspace) and `layers` (the box's own) are descriptors.
     """
-    sys.setrecursionlimit(20_000)  # a path of 4096 bytes has half as many directories
+    sys.setrecursionlimit(20_000)  # a path of 4096 bytes has up to 2048 directories
     paths = {path for layer in layers for path in touched(layer, base)}
     for path in sorted(paths):
         with contextlib.suppress(OSError):  # removed while it was read

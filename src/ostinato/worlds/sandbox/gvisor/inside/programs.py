@@ -114,7 +114,7 @@ def _fail(name: bytes, error: OSError) -> NoReturn:
 
 def _limit(settings: SandboxSettings) -> None:
     for what, most in (
-        # per user, so for all programs together; a program's first process counts for pid 1's user
+        # per user, so shared by all programs, of which each one's first process counts as pid 1's
         (resource.RLIMIT_NPROC, settings.processes - 1),
         (resource.RLIMIT_NOFILE, settings.open_files),
         (resource.RLIMIT_FSIZE, settings.disk),
