@@ -98,7 +98,7 @@ def balanced_ids(tenant: str, wave: int, people: int, share: float) -> list[str]
 
 
 def make_people(ids: Sequence[str], measured: Measured, seed: int) -> list[SimulatedPerson]:
-    """Return people with normally distributed preference weights with mean 1, so that about one in ten weights is negative."""
+    """Return people whose weights are drawn from N(1, 0.8²), about one in ten negative, and scaled to unit length."""
     usual = {
         name: (statistics.fmean(values), statistics.pstdev(values) or 1.0) for name, values in sorted(measured.items())
     }
