@@ -447,7 +447,7 @@ async def test_isolation_names_what_it_is(backend):
     isolation = await backend.isolation()
     assert isolation.kind == KINDS[type(backend)]
     assert isolation.forks == isinstance(backend, Boxes)
-    assert isolation.forks != any("copied" in text for text in isolation.missing)
+    assert isolation.forks != any("forked" in text for text in isolation.missing)
     assert isolation.counts_memory != any("memory" in text for text in isolation.missing)
 
 

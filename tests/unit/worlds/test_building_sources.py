@@ -111,7 +111,7 @@ def test_damage_is_named(packed):
 
 
 def test_what_is_no_archive_is_refused():
-    with pytest.raises(BadRequest, match="not an archive"):
+    with pytest.raises(BadRequest, match="not a readable archive"):
         unpack(b"nothing", "a.tar.gz")
 
 
