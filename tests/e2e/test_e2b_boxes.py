@@ -583,5 +583,5 @@ async def test_doctor_says_what_it_offers(server):
 
 async def test_a_step_that_fails_inside_is_named(boxes, monkeypatch):
     monkeypatch.setattr("ostinato.worlds.sandbox.proxy.ENVIRONMENT", {"PATH": "/bin"})
-    with pytest.raises(SandboxRefused, match="make the places"):
+    with pytest.raises(SandboxRefused, match="make the directories"):
         await boxes.start(SandboxSpec(workdir="/srv/" + "x" * 300))

@@ -247,4 +247,4 @@ def test_none_fires_in_a_box_that_an_ordinary_user_started(target):
     fired, changed, missing = json.loads(result.stdout)
     assert json.loads(fired) == []
     assert changed == ["a"]
-    assert any("watch" in text for text in missing)
+    assert any("poller" in text for text in missing)
