@@ -80,7 +80,7 @@ async def forks_or_refuses(backend, box):
     """True where sandboxes can be forked; where they cannot, the refusal has been checked."""
     if (await backend.isolation()).forks:
         return True
-    with pytest.raises(Unavailable, match="cannot be copied"):
+    with pytest.raises(Unavailable, match="cannot be forked"):
         await box.fork(1)
     assert (await sh(box, "echo on")).stdout == b"on\n"
     return False
@@ -341,7 +341,7 @@ async def test_a_program_in_the_way_of_a_fork_is_named(backend, box):
 
 
 async def test_a_fork_waits_for_a_program_that_is_ending(backend, box, monkeypatch):
-    monkeypatch.setattr("ostinato.worlds.sandbox.backend._FREEZE_TRIES", 6_000)  # a busy machine ends it late
+    monkeypatch.setattr("ostinato.worlds.sandbox.backend._FREEZE_ATTEMPTS", 6_000)  # a busy machine ends it late
     if not await forks_or_refuses(backend, box):
         return
     await sh(box, "sleep 0.3 &")
@@ -447,7 +447,7 @@ async def test_isolation_names_what_it_is(backend):
     isolation = await backend.isolation()
     assert isolation.kind == KINDS[type(backend)]
     assert isolation.forks == isinstance(backend, Boxes)
-    assert isolation.forks != any("copied" in text for text in isolation.missing)
+    assert isolation.forks != any("forked" in text for text in isolation.missing)
     assert isolation.counts_memory != any("memory" in text for text in isolation.missing)
 
 
@@ -548,20 +548,20 @@ async def test_a_mount_that_is_lost_while_its_start_waits_is_named(kind, instead
     spec = SandboxSpec(mounts={"/opt/shown": str(source)}, limits=SMALL)
     try:
         first = await made.start(spec if shown_before else SandboxSpec(limits=SMALL))
-        start = made._places.start
+        start = made._sandboxes.start
 
         async def started(launch, hosts):
             waiting.set()
             return await start(launch, hosts)
 
-        monkeypatch.setattr(made._places, "start", started)
+        monkeypatch.setattr(made._sandboxes, "start", started)
         second = asyncio.create_task(made.start(spec))
         await waiting.wait()
         source.rmdir()
         if instead == "a file":
             source.write_text("x")
         await first.stop()
-        with pytest.raises(BadRequest, match=r"mounts: .*/shown' is no directory") as refused:
+        with pytest.raises(BadRequest, match=r"mounts: .*/shown' is not a directory") as refused:
             await second
         assert refused.value.field == "mounts"
         third = await made.start(SandboxSpec(limits=SMALL))
@@ -575,7 +575,7 @@ async def test_gvisor_is_not_started_for_a_directory_that_was_lost(field, tmp_pa
     monkeypatch.setattr("ostinato.worlds.sandbox.gvisor.backend.shutil.which", lambda _: "/no/runsc")
     lost = str(tmp_path / "lost")
     spec = SandboxSpec(layers=(lost,)) if field == "layers" else SandboxSpec(mounts={"/opt/shown": lost})
-    with pytest.raises(BadRequest, match=f"{field}: .*/lost' is no directory"):
+    with pytest.raises(BadRequest, match=f"{field}: .*/lost' is not a directory"):
         await GVisorBoxes()._launch(spec, None)
 
 
@@ -585,7 +585,7 @@ async def test_a_file_in_the_place_of_a_layer_ends_no_box(namespaces, tmp_path):
     box = await namespaces.start(SandboxSpec(limits=SMALL))
     zygote = namespaces._zygote
     with pytest.raises(SandboxRefused, match="'open the layer' failed: Not a directory"):
-        await zygote._open_layer(await zygote.opened(), str(tmp_path / "layer"))
+        await zygote._open_layer(await zygote.ensure_started(), str(tmp_path / "layer"))
     assert (await sh(box, "echo on")).stdout == b"on\n"
     assert await zygote.layer("layers", str(tmp_path)) == 0
 

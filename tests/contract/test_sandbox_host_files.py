@@ -93,5 +93,5 @@ async def test_a_mount_that_programs_could_not_enter_is_refused(backend, tmp_pat
     if isinstance(backend, Boxes):
         pytest.skip("namespaces show what a mount holds as the programs' own")
     tmp_path.chmod(0o700)
-    with pytest.raises(BadRequest, match="entered by everybody"):
+    with pytest.raises(BadRequest, match="readable for everybody"):
         await backend.start(SandboxSpec(mounts={"/opt/shown": str(tmp_path)}))

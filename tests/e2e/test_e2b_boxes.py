@@ -30,7 +30,7 @@ from ostinato.worlds.sandbox import SandboxConfig
 from ostinato.worlds.sandbox.e2b import E2BBoxes
 from ostinato.worlds.sandbox.e2b.account import LIFE_S, MachineGone
 from ostinato.worlds.sandbox.e2b.inside import packets
-from ostinato.worlds.sandbox.e2b.inside.packets import DATA, GONE, NUMBER, OPEN, PART, TOOK, WINDOW, as_line
+from ostinato.worlds.sandbox.e2b.inside.packets import DATA, GONE, NUMBER, OPEN, PART, TOOK, WINDOW, encode_line
 from ostinato.worlds.sandbox.e2b.wire import Wire
 from ostinato.worlds.sandbox.gvisor import RunsInBoxes
 
@@ -124,7 +124,7 @@ async def test_what_the_server_answers_instead_of_a_machine_is_an_error_of_ours(
 
 @pytest.mark.parametrize("path", ["/files", "/process.Process/Start", "/process.Process/SendInput"])
 async def test_a_start_that_fails_leaves_no_machine(server, monkeypatch, path):
-    monkeypatch.setattr("ostinato.worlds.sandbox.e2b.wire._PAUSES_S", (0.0, 0.1))
+    monkeypatch.setattr("ostinato.worlds.sandbox.e2b.wire._BACKOFF_S", (0.0, 0.1))
     boxes = E2BBoxes(SandboxConfig(boxes=1))
     server.answers[path] = (500, "oh no")
     with pytest.raises(Unavailable, match="oh no"):
@@ -155,7 +155,7 @@ async def test_a_start_cancelled_at_any_moment_is_cancelled_and_leaves_no_machin
 @pytest.mark.parametrize(
     "step",
     [
-        "ostinato.worlds.sandbox.gvisor.line.GvisorConnection.sent",
+        "ostinato.worlds.sandbox.gvisor.line.GvisorConnection.start_reading",
         "ostinato.worlds.sandbox.e2b.account.Account.machine",
     ],
 )
@@ -316,7 +316,7 @@ async def test_what_was_perhaps_not_heard_is_said_again_and_done_once(boxes, ser
 
 
 async def test_a_connection_that_stays_broken_is_an_error(boxes, server, monkeypatch):
-    monkeypatch.setattr("ostinato.worlds.sandbox.e2b.wire._PAUSES_S", (0.0, 0.1))
+    monkeypatch.setattr("ostinato.worlds.sandbox.e2b.wire._BACKOFF_S", (0.0, 0.1))
     box = await boxes.start(SandboxSpec())
     server.answers["/process.Process/Connect"] = (500, "no way there")
     running = asyncio.create_task(sh(box, "sleep 600", timeout=600.0))
@@ -339,9 +339,9 @@ async def test_a_helper_that_talks_nonsense_is_no_longer_listened_to(boxes, serv
     await asyncio.sleep(0.1)
     for listener in the_helper(server).listeners:
         listener.put_nowait(("stdout", said))
-    with pytest.raises(Unavailable, match="not understood"):
+    with pytest.raises(Unavailable, match="invalid packet"):
         await running
-    with pytest.raises(Unavailable, match="not understood"):
+    with pytest.raises(Unavailable, match="invalid packet"):
         await box.diff()
 
 
@@ -358,14 +358,14 @@ FLOODS = {
 async def test_a_helper_that_breaks_its_bounds_is_no_longer_listened_to(boxes, server, monkeypatch, flood):
     monkeypatch.setattr("ostinato.worlds.sandbox.e2b.inside.packets.WINDOW", 10_000)
     box = await boxes.start(SandboxSpec())
-    lines = [as_line(box.wire._heard + 1 + number, *packet) for number, packet in enumerate(FLOODS[flood])]
+    lines = [encode_line(box.wire._received + 1 + number, *packet) for number, packet in enumerate(FLOODS[flood])]
     for listener in the_helper(server).listeners:
         for at in range(0, len(lines), 5000):
             listener.put_nowait(("stdout", b"".join(lines[at : at + 5000])))
     async with asyncio.timeout(WHOLE_PROGRAM_S):
         while box.wire._open:
             await asyncio.sleep(0.01)
-    with pytest.raises(Unavailable, match="not understood"):
+    with pytest.raises(Unavailable, match="invalid packet"):
         await box.diff()
 
 
@@ -507,7 +507,7 @@ def test_a_channel_never_holds_more_than_its_window(monkeypatch):
         channel = relay.Channel(1, inner, unseen=WINDOW - 10)
         said = []
         for _ in range(2):
-            relay.Relay._take(SimpleNamespace(_say=lambda *what: said.append(what)), channel)
+            relay.Relay._read_local(SimpleNamespace(_send=lambda *what: said.append(what)), channel)
     assert [data for *_, data in said] == [bytes(10)]
     assert channel.unseen == WINDOW
 
@@ -515,8 +515,8 @@ def test_a_channel_never_holds_more_than_its_window(monkeypatch):
 class EndedHelper:
     """A machine whose helper has ended: it cannot be reached, and a moment later its exit code arrives."""
 
-    async def run(self, command, heard, complained):
-        complained("python3: not found")
+    async def run(self, command, on_stdout, on_stderr):
+        on_stderr("python3: not found")
         return self
 
     async def send(self, data):
@@ -576,12 +576,12 @@ async def test_the_setting_decides_where_worlds_are_graded(server):
 async def test_doctor_says_what_it_offers(server):
     said = await asyncio.to_thread(dict(CHECKS)["sandbox"], CONFIG)
     assert "E2B works (template base)" in said
-    assert "cannot be copied" in said
+    assert "cannot be forked" in said
     assert "E2B's SDK is installed" in await asyncio.to_thread(dict(CHECKS)["sandbox"], Config())
     assert server.machines == {}
 
 
 async def test_a_step_that_fails_inside_is_named(boxes, monkeypatch):
     monkeypatch.setattr("ostinato.worlds.sandbox.proxy.ENVIRONMENT", {"PATH": "/bin"})
-    with pytest.raises(SandboxRefused, match="make the places"):
+    with pytest.raises(SandboxRefused, match="make the directories"):
         await boxes.start(SandboxSpec(workdir="/srv/" + "x" * 300))

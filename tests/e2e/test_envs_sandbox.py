@@ -18,7 +18,7 @@ from tests.fakes.mounts import mounts_beside
 
 from ostinato.core.errors import BadRequest, SandboxRefused
 from ostinato.worlds.sandbox import SandboxConfig, SingleRuns, python_inside
-from ostinato.worlds.sandbox.protocol import LONGEST
+from ostinato.worlds.sandbox.protocol import MAX_DEADLINE_FACTOR
 
 with_the_module = pytest.mark.asyncio(loop_scope="module")
 """The loop of what all tests here share."""
@@ -121,7 +121,7 @@ async def test_what_neighbours_take_of_a_processor_is_not_taken_from_a_program_s
         for hog in hogs:
             hog.cancel()
         await asyncio.gather(*hogs, return_exceptions=True)
-    assert result.stdout == b"done\n" or result.seconds >= LONGEST * 0.4, result
+    assert result.stdout == b"done\n" or result.seconds >= MAX_DEADLINE_FACTOR * 0.4, result
 
 
 def test_control_a_deaf_loop_survives_sigterm_outside():

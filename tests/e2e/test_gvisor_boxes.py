@@ -199,7 +199,7 @@ async def kernel_meets(box, number):
     async with asyncio.timeout(WHOLE_PROGRAM_S):
         while (await sh(box, "test -s on")).code:
             pass
-    signal.pidfd_send_signal(box._found()[1], number)
+    signal.pidfd_send_signal(box._kernel_process()[1], number)
     (result,) = await asyncio.gather(running, return_exceptions=True)
     with pytest.raises(Unavailable) as gone:
         await box.read("a")
@@ -224,7 +224,7 @@ async def test_a_fault_of_its_kernel_is_its_programs_doing_and_an_end_from_outsi
 async def test_a_fault_before_any_program_ran_is_nobodys_doing(faulty):
     box = await faulty.start(SandboxSpec(files={"a": b"1"}))
     assert await box.read("a") == b"1"
-    signal.pidfd_send_signal(box._found()[1], signal.SIGUSR2)
+    signal.pidfd_send_signal(box._kernel_process()[1], signal.SIGUSR2)
     found = b"1"
     while isinstance(found, bytes):
         (found,) = await asyncio.gather(box.read("a"), return_exceptions=True)
@@ -245,7 +245,7 @@ async def test_a_graded_program_that_ends_its_kernel_is_worth_nothing_and_not_as
     while not (started and started[0]._ran):
         await asyncio.sleep(0.05)
     await asyncio.sleep(0.5)
-    signal.pidfd_send_signal(started[0]._found()[1], signal.SIGUSR2)
+    signal.pidfd_send_signal(started[0]._kernel_process()[1], signal.SIGUSR2)
     assert (await running).killed_reason == "memory"
 
 
@@ -348,7 +348,7 @@ def test_without_runsc_the_way_to_get_it_is_named(monkeypatch, tmp_path):
 def test_doctor_says_what_it_offers():
     said = dict(CHECKS)["sandbox"](Config(sandbox=SandboxConfig(backend="gvisor")))
     assert "gVisor works" in said
-    assert "cannot be copied" in said
+    assert "cannot be forked" in said
     assert "runsc is installed" in dict(CHECKS)["sandbox"](Config())
 
 

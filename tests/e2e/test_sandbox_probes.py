@@ -117,7 +117,7 @@ async def test_what_sockets_hold_counts_as_the_boxes_memory(groups):
             while not (again := await printed(IDLE)):
                 await asyncio.sleep(0.1)
         assert again == b"16 processes share 20 pairs\n", "which the same limit allows"
-        watched = any("a watch, not the kernel" in text for text in (await backend.isolation()).missing)
+        watched = any("a poller, not the kernel" in text for text in (await backend.isolation()).missing)
         assert watched or groups
     finally:
         await backend.close()
@@ -247,4 +247,4 @@ def test_none_fires_in_a_box_that_an_ordinary_user_started(target):
     fired, changed, missing = json.loads(result.stdout)
     assert json.loads(fired) == []
     assert changed == ["a"]
-    assert any("watch" in text for text in missing)
+    assert any("poller" in text for text in missing)

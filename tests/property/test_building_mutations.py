@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.tiny_package import MODULE
 
-from ostinato.worlds.building.mutations import doing_nothing, faults, functions_of, without_body
+from ostinato.worlds.building.mutations import faults, functions_of, returning_none, without_body
 
 LINES = [
     "if a < b and not c:\n    a = a + 1\nelse:\n    b = max(a, c)",
@@ -63,7 +63,7 @@ def test_faults_differ_and_a_draw_is_some_of_them(source):
 @given(sources())
 def test_a_body_that_is_gone_keeps_signature_and_docstring(source):
     (function,) = functions_of("a.py", source)
-    for remove, left in ((without_body, "raise NotImplementedError"), (doing_nothing, "return None")):
+    for remove, left in ((without_body, "raise NotImplementedError"), (returning_none, "return None")):
         changed = function.replaced(source, remove(function.block(source)))
         (stub,) = functions_of("a.py", changed)
         assert (stub.name, stub.docstring, stub.signature, stub.first) == (

@@ -1,1 +1,1 @@
-"""Accounting and allocation of compute: operations by phase, cycle planning, workers that sample or train, borrowed replicas."""
+"""Accounting and allocation of compute: FLOPs by phase, cycle planning, the number of rollout workers, and replicas lent to rollouts."""

@@ -1,4 +1,4 @@
-"""Autoscaling of serving: when the fleet lends replicas to rollouts and when it takes them back, by measured rates. Users come first."""
+"""Autoscaling between serving and rollouts: when to lend serving replicas to rollouts, and when to take them back. Users come first."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardRules:
-    """The rules of lending. Loads are shares of the serving replicas' capacity; delays are a request's seconds in the queue.
+    """The thresholds for lending. A load is a share of the serving replicas' capacity; a delay is a request's queueing time in seconds.
 
-    Replicas are lent while the highest rate of the last `window_s` loads the rest to at most `lend_below`, `most` at once, but not for
-    `hold_s` after a return, which limits how often rollouts are cut off. As many are returned as bring the load of the present rate to
-    `return_above`, and all of them once a request waits longer than `guard_s` or no replica serves.
+    Lend: at most `most` replicas at a time, while the highest request rate in the last `window_s` loads the remaining ones to at most
+    `lend_below`, but not within `hold_s` after a return, which limits how often rollouts are interrupted. Return: enough replicas that the
+    current rate loads the serving ones to at most `return_above`; all of them once a request waits longer than `guard_s` or no replica
+    serves.
 
     Example: ``GuardRules(guard_s=0.2)``
     """
@@ -28,10 +29,10 @@ class GuardRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetView:
-    """What the guard sees of the fleet.
+    """The measured state of the fleet.
 
-    Replicas that serve, that are returning and that are lent; requests a second now (`rate`) and at most recently (`highest`); the queue's
-    delay; the requests a second that a replica carries; the seconds since the last return.
+    `serving`, `returning`, `lent`: numbers of replicas. `rate`, `highest`: requests per second now, and the recent maximum. `delay_s`: the
+    queueing delay. `carries`: the requests per second that one replica can handle. `since_s`: seconds since the last return.
 
     Example: ``FleetView(serving=20, returning=0, lent=0, rate=30, highest=35, delay_s=0, carries=5, since_s=1e9)``
     """
@@ -47,7 +48,7 @@ class FleetView:
 
 
 def lending(rules: GuardRules, seen: FleetView, wanted: int) -> int:
-    """How many replicas to lend now (negative: to return). `wanted` is the total that sampling can use.
+    """Return how many replicas to lend now (negative: to return). `wanted`: the total number that sampling can use.
 
     Example: with the view above ``lending(GuardRules(), seen, wanted=12) == 2``
     """
@@ -67,7 +68,7 @@ def lending(rules: GuardRules, seen: FleetView, wanted: int) -> int:
 
 
 class Meter:
-    """Measures rates over `over_s` seconds, and their maximum over the last `window_s`.
+    """Measures the request rate over the last `over_s` seconds, and its maximum over the last `window_s`.
 
     Example::
 
@@ -78,10 +79,10 @@ class Meter:
     def __init__(self, window_s: float, over_s: float = 10.0) -> None:
         self._window_s, self._over_s = window_s, over_s
         self._counts: deque[tuple[float, int]] = deque()
-        self._rates: deque[tuple[float, float]] = deque()  # falling: the first is the highest
+        self._rates: deque[tuple[float, float]] = deque()  # a monotonic queue, decreasing: the first is the maximum
 
     def note(self, now: float, count: int) -> tuple[float, float]:
-        """(current rate, highest recent rate) in requests a second, after `count` requests in total. `now` must not decrease."""
+        """Return (current rate, maximum recent rate) in requests per second. `count`: all requests so far. `now` must not decrease."""
         while len(self._counts) > 1 and self._counts[1][0] <= now - self._over_s:
             self._counts.popleft()
         self._counts.append((now, count))

@@ -60,10 +60,10 @@ class LendConfig(BaseModel, frozen=True, extra="forbid"):
     def _complete(self) -> Self:
         if self.most and not self.carries:
             raise ValueError(
-                "most is set, and nobody knows what a server carries; set carries to the answers a second that one gives, or most = 0"
+                "most is set without carries; set carries to the answers per second that one server can give, or most = 0"
             )
         if self.lend_below >= self.return_above:
-            raise ValueError("lend_below must lie below return_above, or what is lent is wanted back at once")
+            raise ValueError("lend_below must be below return_above, or lent servers would be taken back at once")
         return self
 
 

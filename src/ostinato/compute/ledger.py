@@ -1,12 +1,12 @@
-"""FLOPs by phase, counted from a transformer's shape and the lengths of turns and batches; and the rollout workers for a share.
+"""FLOPs by phase, computed from a transformer's shape and the lengths of turns and batches; and the number of rollout workers for a share.
 
-A multiplication and an addition are two operations. Only matrix products are counted: projections, attention, experts, routers, the
-output head. Norms, rotations, activations, softmax and the lookup of embeddings are left out, as in the sources: Kaplan et al., arXiv
-2001.08361, section 2.1 (2N operations a token forward, 4N backward, plus attention, which grows with the context), and the PaLM paper,
-arXiv 2204.02311, appendix B.
+A multiply-add counts as two operations. Only matrix products are counted: projections, attention, experts, routers, the output head.
+Norms, rotary embeddings, activations, softmax and embedding lookups are left out, as in the sources: Kaplan et al., arXiv 2001.08361,
+section 2.1 (2N operations per token forward, 4N backward, plus attention, which grows with the context), and the PaLM paper, arXiv
+2204.02311, appendix B.
 
-"A third on inference" was published in two senses: a third of all compute is spent on sampling; or sampling gets a third of what training
-gets, one forward pass against the equivalent of three, which is a quarter of both together. The ledger reports both.
+"A third on inference" was published in two senses: sampling takes a third of all compute; or sampling takes a third of what training takes
+(one forward pass against the equivalent of three), which is a quarter of both together. The ledger reports both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ostinato.core.errors import BadConfig
 class TokenWork:
     """Operations of one forward pass, over all layers.
 
-    `body` is per token, `head` per token whose successor is scored or sampled, `pair` per pair of a query and a key that it attends to.
+    `body` is per token, `head` per position whose next token is scored or sampled, `pair` per pair of a query and a key it attends to.
 
     Example: ``TokenWork(body=6, head=2, pair=4).forward(tokens=10, pairs=55, scored=1) == 282``
     """
@@ -34,12 +34,12 @@ class TokenWork:
     pair: float
 
     def forward(self, tokens: float, pairs: float, scored: float) -> float:
-        """Operations of a forward pass over these numbers of tokens, pairs and scored positions."""
+        """Return the operations of a forward pass over these numbers of tokens, query-key pairs and scored positions."""
         return self.body * tokens + self.pair * pairs + self.head * scored
 
 
 def causal_pairs(new: float, before: float = 0.0) -> float:
-    """Pairs of a query and a key that it attends to, itself included, when `new` tokens follow `before` cached ones.
+    """Return the number of query-key pairs under causal attention, the diagonal included, for `new` tokens after `before` cached ones.
 
     Example: ``causal_pairs(3) == 6``; ``causal_pairs(1, 9) == 10``
     """
@@ -48,9 +48,10 @@ def causal_pairs(new: float, before: float = 0.0) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
-    """The shape of a decoder of equal layers: grouped-query attention, then a gated MLP of three matrices or experts of three each.
+    """The shape of a decoder with equal layers: grouped-query attention, then a gated MLP of three matrices, or experts of three each.
 
-    `mlp` is the width of the MLP or of one expert, `shared` that of the shared experts, which every token passes; `experts` 0: dense.
+    `mlp` is the width of the MLP or of one expert, `shared` the total width of the shared experts, which process every token. `experts` is
+    0 for a dense model.
 
     Example: SmolLM2-135M is ``Decoder(layers=30, hidden=576, heads=9, kv_heads=3, head_size=64, mlp=1536, vocabulary=49152)``, with
     ``token_work().body == 2 * 106_168_320``.
@@ -68,7 +69,7 @@ class Decoder:
     shared: int = 0
 
     def token_work(self) -> TokenWork:
-        """The operations per token. Only the experts that a token is routed to count, but the router counts in full."""
+        """Return the operations per token. Only the experts that a token is routed to count; the router counts in full."""
         attention = 2 * self.hidden * self.head_size * (self.heads + self.kv_heads)
         used = self.experts_per_token if self.experts else 1
         mlp = 3 * self.hidden * (used * self.mlp + self.shared) + self.hidden * self.experts
@@ -80,23 +81,23 @@ class Decoder:
 
 
 def pair_work(layers: int, heads: int, head_size: int) -> float:
-    """Operations per query and key: a dot product and a weighted sum in each head of each layer."""
+    """Return the operations per query-key pair: a dot product and a weighted sum in each head of each layer."""
     return 4.0 * layers * heads * head_size
 
 
 SUPPORTED = frozenset({"llama", "mistral", "qwen2", "qwen3", "smollm3", "mixtral", "olmoe", "qwen3_moe"})
-"""Model types, as `config.json` names them, whose layers match `Decoder`."""
+"""Values of `model_type` in config.json whose layers match `Decoder`."""
 
 
 def decoder_of(config: Mapping[str, Any]) -> Decoder:
-    """The shape that a model's `config.json` describes. Raises BadConfig for another architecture or a missing field.
+    """Return the shape that a model's `config.json` describes. Raises BadConfig for an unsupported architecture or a missing field.
 
     Example: ``decoder_of(json.loads((model / "config.json").read_text())).token_work()``
     """
     kind = config.get("model_type")
     if kind not in SUPPORTED:
         raise BadConfig(
-            f"model_type: operations of {kind!r} cannot be counted; of {', '.join(sorted(SUPPORTED))} they can"
+            f"model_type: operations of {kind!r} cannot be counted; {', '.join(sorted(SUPPORTED))} are supported"
         )
     if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
         raise BadConfig("mlp_only_layers: operations of a model whose layers differ cannot be counted")
@@ -127,7 +128,7 @@ def decoder_of(config: Mapping[str, Any]) -> Decoder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationLedger:
-    """Operations spent, by phase. `prefill` and `decode` exclude turns of evaluation.
+    """Operations spent so far, by phase. `prefill` and `decode` exclude evaluation.
 
     Example: ``OperationLedger(prefill=1e12, decode=1e12, forward=2e12, backward=4e12).of_all == 0.25``
     """
@@ -140,22 +141,22 @@ class OperationLedger:
 
     @property
     def sampling(self) -> float:
-        """Prefill and decode."""
+        """Operations of sampling: prefill and decode."""
         return self.prefill + self.decode
 
     @property
     def training(self) -> float:
-        """Forward and backward."""
+        """Operations of training: forward and backward."""
         return self.forward + self.backward
 
     @property
     def total(self) -> float:
-        """All phases, including evaluation."""
+        """Operations of all phases, including evaluation."""
         return self.sampling + self.training + self.evaluation
 
     @property
     def of_all(self) -> float:
-        """Sampling as a share of everything (the first sense). 0 if nothing was spent."""
+        """Sampling as a share of all operations (the first sense). 0 if nothing was spent."""
         return self.sampling / self.total if self.total else 0.0
 
     @property
@@ -164,9 +165,9 @@ class OperationLedger:
         return self.sampling / self.training if self.training else None
 
     def served(self, work: TokenWork, prompt: int, cached: int, answer: int, *, evaluation: bool) -> OperationLedger:
-        """The ledger with one more turn.
+        """Return the ledger with one more turn.
 
-        The prompt after its `cached` tokens is prefilled, which gives the first token's logits; each other sampled token takes one pass.
+        Prefill covers the prompt after its `cached` tokens and yields the first token's logits; each further token takes one decode pass.
         """
         new, rest = prompt - cached, max(0, answer - 1)
         prefill = work.forward(new, causal_pairs(new, cached), 1 if answer else 0)
@@ -176,10 +177,10 @@ class OperationLedger:
         return replace(self, prefill=self.prefill + prefill, decode=self.decode + decode)
 
     def stepped(self, work: TokenWork, turns: Iterable[tuple[int, int, int]]) -> OperationLedger:
-        """The ledger with one more optimizer step over turns of (prompt, prompt tokens shared with another turn of the step, answer).
+        """Return the ledger with one more optimizer step.
 
-        Answers are scored. The backward pass recomputes nothing; each product needs gradients for both of its factors, so it takes twice
-        as many operations.
+        `turns`: (prompt tokens, of these shared with another turn of the step, answer tokens). Only answers are scored. The backward pass
+        takes twice the forward operations, as each matrix product needs gradients for both factors; nothing is recomputed.
         """
         forward = 0.0
         for prompt, shared, answer in turns:
@@ -193,9 +194,9 @@ class OperationLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareRules:
-    """Sampling should get `share` of the time of all workers, including borrowed ones.
+    """The controller's settings: sampling should get `share` of the operations of all workers, including borrowed ones.
 
-    Nothing moves for a gap of less than `slack` workers (hysteresis), and at most `moves` workers move at once.
+    A gap below `slack` workers changes nothing (hysteresis), and one decision moves at most `moves` workers.
 
     Example: ``ShareRules(share=1 / 3)``
     """
@@ -206,16 +207,16 @@ class ShareRules:
 
 
 def rollout_workers(rules: ShareRules, workers: int, least: int, most: int, observed: float) -> int:
-    """The number of rollout workers wanted, given `workers` now and sampling's share `observed` of all operations.
+    """Return the target number of rollout workers, given `workers` now and sampling's `observed` share of all operations.
 
-    The trainer stays while rollout workers come and go, so sampling's operations are assumed to grow with their number and training's not
-    to. The target brings sampling's odds to those of the share. If something else limits sampling (the turns ready for the trainer, or the
-    engine), the number ends at `most` or `least`.
+    The model: sampling's operations grow with the number of rollout workers, and training's do not. So the number is scaled by the ratio of
+    the odds of the target share to the observed odds. If something else limits sampling (turns ready for the trainer, or the engine), the
+    number ends at `most` or `least`.
 
     Example: ``rollout_workers(ShareRules(share=0.5), 2, 1, 8, observed=1 / 3) == 4``
     """
-    seen = min(max(observed, 1e-3), 1 - 1e-3)
-    wanted = max(1, workers) * (rules.share / (1 - rules.share)) / (seen / (1 - seen))
+    clipped = min(max(observed, 1e-3), 1 - 1e-3)
+    wanted = max(1, workers) * (rules.share / (1 - rules.share)) / (clipped / (1 - clipped))
     gap = min(float(most), max(float(least), wanted)) - workers
     if abs(gap) < rules.slack and least <= workers <= most:
         return workers

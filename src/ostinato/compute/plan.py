@@ -1,13 +1,13 @@
-"""A cycle by phase: machines, bytes, seconds, money, and the first bottleneck.
+"""Capacity planning of one training cycle: machines, bytes, seconds and cost per phase, and the bottleneck.
 
-Every default of its inputs states its source: measured here, published by others, computed or assumed.
+Every default of the inputs states its source: measured here, published by others, computed or assumed.
 
-Lanes work in parallel, the phases of a lane one after another. A lane's load is the share of a cycle in which it works, at the peak for
-lanes that serve. If the description leaves a number of machines open, it is set as the load requires. Of the other lanes the one with the
-highest load is the first bottleneck: it is full when a cycle is shortened by 1/load.
+Lanes run in parallel; the phases of a lane run one after another. A lane's load is the share of a cycle in which it is busy, at peak
+traffic for serving lanes. If the description leaves a lane's machines open, the plan sizes them by the load. Of the other lanes, the one
+with the highest load is the bottleneck: it saturates first, when cycles become shorter by the factor 1/load.
 
-A phase's time is the roofline's (Williams, Waterman and Patterson, CACM 52(4), 2009): it takes as long as the slowest of its operations,
-its bytes from memory and its bytes over the network, if they overlap.
+A phase's time follows the roofline model (Williams, Waterman and Patterson, CACM 52(4), 2009): the maximum of the times for its operations,
+its memory traffic and its network traffic, which overlap.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ostinato.core.errors import BadConfig
 # ---------------------------------------------------------------- a plan's inputs
 
 
-_MOST = 1e30
+_UNBOUNDED = 1e30
 
 
-def _of(default: float, description: str, source: str, *, least: float = 1e-12, most: float = _MOST) -> Any:
+def _of(default: float, description: str, source: str, *, least: float = 1e-12, most: float = _UNBOUNDED) -> Any:
     return Field(default=default, ge=least, le=most, description=description, json_schema_extra={"source": source})
 
 
@@ -45,7 +45,7 @@ _DEEPSEEK = "published: DeepSeek, inference system overview of March 2025"
 
 
 class PlannedModel(BaseModel, frozen=True, extra="forbid"):
-    """A mixture of experts, or with `experts = 0` a dense model."""
+    """The model: a mixture of experts, or a dense model if `experts` is 0."""
 
     parameters: float = _of(1.04e12, "Parameters in total.", _KIMI, least=1)
     active: float = _of(32e9, "Parameters that one token activates.", _KIMI, least=1)
@@ -68,12 +68,12 @@ class PlannedModel(BaseModel, frozen=True, extra="forbid"):
         if self.experts and self.experts_per_token > self.experts:
             raise ValueError("experts_per_token is more than experts")
         if self.experts and self.active < self.parameters * self.experts_per_token / self.experts:
-            raise ValueError("active is less than experts_per_token of experts make of parameters")
+            raise ValueError("active is less than parameters x experts_per_token / experts")
         return self
 
 
 class PlannedTurns(BaseModel, frozen=True, extra="forbid"):
-    """The turns that are served and that a cycle learns from."""
+    """The turns that are served, and those that a cycle learns from."""
 
     tokens: float = _of(
         10e9, "Prompt and answer tokens of the turns that one cycle learns from.", "assumed: 'billions' is published"
@@ -95,7 +95,7 @@ class PlannedTurns(BaseModel, frozen=True, extra="forbid"):
 
 
 class PlannedHardware(BaseModel, frozen=True, extra="forbid"):
-    """A class of machines with equal accelerators. Rates are peaks of one accelerator; `PlannedShares` says what is reached of them."""
+    """A class of machines with equal accelerators. Rates are the peaks of one accelerator; `PlannedShares` has the utilisation."""
 
     accelerators: int = _count(8, "Accelerators per machine.", "published: NVIDIA HGX")
     flops: float = _of(989e12, "Dense bf16 operations per second.", "published: NVIDIA data sheet")
@@ -107,7 +107,7 @@ class PlannedHardware(BaseModel, frozen=True, extra="forbid"):
 
 
 class PlannedShares(BaseModel, frozen=True, extra="forbid"):
-    """The shares of the peaks that are reached."""
+    """Utilisation: the shares of the peak rates that are reached."""
 
     prefill: float = _share(
         0.30,
@@ -129,7 +129,7 @@ class PlannedShares(BaseModel, frozen=True, extra="forbid"):
 
 
 class PlannedTraining(BaseModel, frozen=True, extra="forbid"):
-    """The trainer's machines and its work per token."""
+    """The trainer's machines, and its work per token and per parameter."""
 
     hardware: str = Field(default="h200", description="Hardware class.", json_schema_extra={"source": "assumed"})
     machines: int = _count(0, "Machines; 0: as many as needed to keep up with `turns`.", "computed", least=0)
@@ -160,7 +160,7 @@ class PlannedTraining(BaseModel, frozen=True, extra="forbid"):
 
 
 class PlannedEvaluation(BaseModel, frozen=True, extra="forbid"):
-    """The evaluation of a candidate and of the versions that it is compared with."""
+    """The evaluation of candidates and of the versions that they are compared with."""
 
     hardware: str = Field(default="h200", description="Hardware class.", json_schema_extra={"source": "assumed"})
     replicas: int = _count(1, "Replicas that answer the suite.", "assumed")
@@ -175,7 +175,7 @@ class PlannedEvaluation(BaseModel, frozen=True, extra="forbid"):
 
 
 class PlannedPublication(BaseModel, frozen=True, extra="forbid"):
-    """How a version is published; the sizes of deltas and the seconds on lines and cores are those of `ostinato weights plan`."""
+    """The publication of a version. Sizes of deltas, and seconds for transfer and coding, are computed as by `ostinato weights plan`."""
 
     changed: float = _of(
         0.02,
@@ -226,7 +226,7 @@ def _regions() -> dict[str, PlannedRegion]:
 
 
 class Description(BaseModel, frozen=True, extra="forbid"):
-    """The whole description. The defaults are a trillion parameters, ten billion tokens a cycle and four regions.
+    """The inputs of a plan. The defaults are a trillion parameters, ten billion tokens per cycle and four regions.
 
     Example: ``Description.model_validate({"turns": {"tokens": 1e9}})``
     """
@@ -243,7 +243,7 @@ class Description(BaseModel, frozen=True, extra="forbid"):
     )
 
     def assumptions(self) -> Iterator[tuple[str, Any, str, str]]:
-        """(key, value, source, meaning) of every input of the plan."""
+        """Yield (key, value, source, meaning) of every input."""
         for name in type(self).model_fields:
             part = getattr(self, name)
             for key, each in part.items() if isinstance(part, dict) else ((None, part),):
@@ -259,12 +259,12 @@ class Description(BaseModel, frozen=True, extra="forbid"):
                     )
 
 
-# ---------------------------------------------------------------- a phase: its work, and its time by the roofline
+# ---------------------------------------------------------------- work of a phase, and its time by the roofline model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """Operations, bytes from memory and bytes over the network, for all accelerators together.
+    """The work of a phase: operations, bytes from memory and bytes over the network, summed over all accelerators.
 
     Example: ``Need(flops=2e15, memory=1e12) + Need(wire=1e9)``
     """
@@ -282,14 +282,14 @@ class Need:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceleratorTime:
-    """Accelerator-seconds, and the bound that sets them: operations, memory or network."""
+    """Accelerator-seconds, and the resource that bounds them: "operations", "memory" or "network"."""
 
     seconds: float
     by: str
 
 
 def roofline(need: Need, on: PlannedHardware, reached: PlannedShares, compute: float) -> AcceleratorTime:
-    """How long one accelerator would take. `compute` is the share of its peak operations per second that this phase reaches."""
+    """Return how long one accelerator would take. `compute`: the share of peak FLOPs that this phase reaches."""
     times = {
         "operations": need.flops / (on.flops * compute),
         "memory": need.memory / (on.memory_rate * reached.memory_rate),
@@ -300,21 +300,22 @@ def roofline(need: Need, on: PlannedHardware, reached: PlannedShares, compute: f
 
 
 def planned_work(model: PlannedModel) -> TokenWork:
-    """Two operations per active parameter, including the head's, plus attention: see `compute.ledger`."""
+    """Return the work per token: two operations per active parameter, the head included, plus attention (see `compute.ledger`)."""
     return TokenWork(body=2 * model.active, head=0, pair=pair_work(model.layers, model.heads, model.head_size))
 
 
 def cache_bytes(model: PlannedModel) -> float:
-    """Bytes that one token adds to the cache: a key and a value in each layer."""
+    """Return the bytes that one token adds to the KV cache: a key and a value in each layer."""
     return 2.0 * model.layers * model.kv_heads * model.head_size * model.cache_bytes
 
 
-def touched(model: PlannedModel, tokens: float) -> float:
-    """Parameters that are read when this many tokens are computed at once, if all experts are equally likely.
+def parameters_read(model: PlannedModel, tokens: float) -> float:
+    """Return the number of parameters read by one pass over a batch of `tokens`, if all experts are equally likely.
 
-    Parameters = d + x and active = d + x k/E give the experts' share x; of them 1 - (1 - k/E)^n are chosen by at least one of n tokens.
+    parameters = d + x and active = d + x k/E give the experts' parameters x; at least one of n tokens is routed to a fraction
+    1 - (1 - k/E)^n of them.
 
-    Example: all of them for a large batch, `active` for one token.
+    Example: all parameters for a large batch, `active` for one token.
     """
     if not model.experts or model.experts == model.experts_per_token:
         return model.parameters
@@ -323,54 +324,56 @@ def touched(model: PlannedModel, tokens: float) -> float:
     return model.parameters - experts * (1 - used) ** tokens
 
 
-def dispatched(model: PlannedModel, copies: float) -> float:
-    """Bytes over the network for one token and one pass: sent to `copies` machines and back in each layer of experts, in 16 bits."""
+def dispatch_bytes(model: PlannedModel, copies: float) -> float:
+    """Return the expert-parallel traffic in bytes per token and pass: to `copies` machines and back in each layer, in 16 bits."""
     return 2.0 * 2.0 * model.layers * copies * model.hidden if model.experts else 0.0
 
 
-def prefilled(model: PlannedModel, turns: PlannedTurns, chunk: float, copies: float) -> Need:
-    """The prefill of one turn: its prompt except the cached part; the weights are read once per `chunk` tokens."""
+def prefill_work(model: PlannedModel, turns: PlannedTurns, chunk: float, copies: float) -> Need:
+    """Return the work of one turn's prefill: the prompt without its cached part. Weights are read once per `chunk` tokens."""
     new, old = turns.prompt * (1 - turns.cached), turns.prompt * turns.cached
     return Need(
         flops=planned_work(model).forward(new, causal_pairs(new, old), 0),
-        memory=new / chunk * touched(model, chunk) * model.weight_bytes + turns.prompt * cache_bytes(model),
-        wire=new * dispatched(model, copies),
+        memory=new / chunk * parameters_read(model, chunk) * model.weight_bytes + turns.prompt * cache_bytes(model),
+        wire=new * dispatch_bytes(model, copies),
     )
 
 
-def decoded(model: PlannedModel, turns: PlannedTurns, batch: float, copies: float) -> Need:
-    """The decoding of one turn: its answer, token by token, in a batch of `batch` turns that share the reads of the weights."""
+def decode_work(model: PlannedModel, turns: PlannedTurns, batch: float, copies: float) -> Need:
+    """Return the work of one turn's decoding, token by token, in a batch of `batch` turns that share the weight reads."""
     pairs = causal_pairs(turns.answer, turns.prompt)
     return Need(
         flops=planned_work(model).forward(turns.answer, pairs, 0),
-        memory=turns.answer / batch * touched(model, batch) * model.weight_bytes + pairs * cache_bytes(model),
-        wire=turns.answer * dispatched(model, copies),
+        memory=turns.answer / batch * parameters_read(model, batch) * model.weight_bytes + pairs * cache_bytes(model),
+        wire=turns.answer * dispatch_bytes(model, copies),
     )
 
 
-def room(model: PlannedModel, turns: PlannedTurns, on: PlannedHardware, reached: PlannedShares, replica: int) -> float:
-    """How many answers' caches fit on a replica of `replica` machines beside the weights; below 1: the model does not fit.
+def fitting_answers(
+    model: PlannedModel, turns: PlannedTurns, on: PlannedHardware, reached: PlannedShares, replica: int
+) -> float:
+    """Return how many answers' KV caches fit beside the weights on a replica of `replica` machines. Below 1 the model does not fit.
 
-    Each cache holds a prompt and, on average, half an answer; no prefix is shared.
+    Each cache contains a prompt and, on average, half an answer; no prefix is shared.
     """
     free = replica * on.accelerators * on.memory * reached.memory - model.parameters * model.weight_bytes
     return free / ((turns.prompt + turns.answer / 2) * cache_bytes(model))
 
 
-def least_replica(model: PlannedModel, turns: PlannedTurns, on: PlannedHardware, reached: PlannedShares) -> int:
-    """The fewest machines on which weights and one answer's cache fit."""
+def smallest_replica(model: PlannedModel, turns: PlannedTurns, on: PlannedHardware, reached: PlannedShares) -> int:
+    """Return the smallest number of machines on which the weights and one answer's KV cache fit."""
     need = model.parameters * model.weight_bytes + (turns.prompt + turns.answer / 2) * cache_bytes(model)
     return int(-(-need // (on.accelerators * on.memory * reached.memory)))
 
 
-# ---------------------------------------------------------------- a cycle
+# ---------------------------------------------------------------- the plan of a cycle
 
 
 NOT_COUNTED = (
-    "norms, activations, drawing tokens, the embedding's lookup; work that speculation or a failed answer wastes",
-    "in training: time in which a pipeline waits, and gradients between replicas of the trainer; weights stay, tokens travel",
-    "requests to the bucket and what lies in it; `ostinato weights plan` has both. Machines without accelerators: gateways, log, sandboxes",
-    "experts are all as likely; prefill, decode and training reach the shares of the peaks that are listed, at every size",
+    "norms, activations, token sampling, embedding lookups; work wasted by speculative decoding or failed answers",
+    "in training: pipeline bubbles, and gradient exchange between replicas of the trainer; weights stay, tokens travel",
+    "bucket requests and storage (see `ostinato weights plan`); machines without accelerators: gateways, log, sandboxes",
+    "assumed: all experts are equally likely; prefill, decode and training reach the listed shares of the peaks at every size",
 )
 
 
@@ -378,7 +381,8 @@ NOT_COUNTED = (
 class Delivery:
     """The delivery of one version, from the weight store's own plan.
 
-    The bytes of its delta, the seconds to encode it and to upload it to the bucket, and by region the seconds on the line and on the cores.
+    `bytes`: size of its delta. `encode_s`, `upload_s`: seconds to encode it and to upload it to the bucket. `regions`: by region, the
+    seconds of the download and of decoding.
 
     Example: ``Delivery(bytes=1e10, encode_s=3.0, upload_s=28.0, regions={"europe": (28.0, 2.0)})``
     """
@@ -391,7 +395,9 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedPhase:
-    """The cost of one phase in a cycle. `bytes` are read from memory, or sent if `by` is a line; `money` is for the time it computes."""
+    """The cost of one phase per cycle. `by`: the bounding resource. `bytes`: read from memory, or sent if a network bounds the phase.
+    `money`: the price of its busy time.
+    """
 
     lane: str
     name: str
@@ -405,8 +411,10 @@ class PlannedPhase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """Phases that run one after another. `idle` is the money for its machines in the rest of the cycle; `open`: the description left their
-    number open.
+    """Phases that run one after another on the same machines.
+
+    `load`: the share of the cycle in which they are busy. `idle`: the price of the machines in the rest of the cycle. `open`: the
+    description left their number open.
     """
 
     name: str
@@ -418,13 +426,13 @@ class Lane:
 
     @property
     def widest(self) -> PlannedPhase:
-        """The phase that takes longest."""
+        """The phase that takes the longest."""
         return max(self.phases, key=lambda phase: phase.seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CyclePlan:
-    """The plan. `lag` is, by region, the time from the end of a step until its version serves there, without evaluation."""
+    """The plan of a cycle. `lag`: by region, seconds from the end of a step until its version serves there, without evaluation."""
 
     lanes: tuple[Lane, ...]
     lag: Mapping[str, float]
@@ -432,7 +440,7 @@ class CyclePlan:
 
     @property
     def machines(self) -> int:
-        """The machines of all lanes."""
+        """The number of machines of all lanes."""
         return sum(lane.machines for lane in self.lanes)
 
     @property
@@ -441,35 +449,43 @@ class CyclePlan:
         return sum(lane.idle + sum(phase.money for phase in lane.phases) for lane in self.lanes)
 
 
-def plan_cycle(told: Description, delivery: Delivery) -> CyclePlan:
-    """Compute the plan. Raises BadConfig, which names the field that does not fit."""
-    _check_classes(told)
-    serving = {name: _serving(told, name) for name in told.regions}
-    replicas = {name: serving[name].machines // region.replica for name, region in told.regions.items()}
-    follow = {name: _following(told, name, delivery, replicas[name]) for name in told.regions}
-    lanes = (*serving.values(), _training(told), _evaluation(told), _publication(told, delivery), *follow.values())
+def plan_cycle(inputs: Description, delivery: Delivery) -> CyclePlan:
+    """Compute the plan of a cycle. Raises BadConfig, which names the field, for inputs that contradict each other."""
+    _check_classes(inputs)
+    serving = {name: _serving(inputs, name) for name in inputs.regions}
+    replicas = {name: serving[name].machines // region.replica for name, region in inputs.regions.items()}
+    follow = {name: _following(inputs, name, delivery, replicas[name]) for name in inputs.regions}
+    lanes = (
+        *serving.values(),
+        _training(inputs),
+        _evaluation(inputs),
+        _publication(inputs, delivery),
+        *follow.values(),
+    )
     fixed = [lane for lane in lanes if not lane.open]
     ahead = delivery.encode_s + delivery.upload_s
     return CyclePlan(
         lanes=lanes,
-        lag={name: ahead + sum(each.seconds for each in follow[name].phases) / told.training.steps for name in follow},
+        lag={
+            name: ahead + sum(each.seconds for each in follow[name].phases) / inputs.training.steps for name in follow
+        },
         bottleneck=max(fixed, key=lambda lane: lane.load),
     )
 
 
-def _check_classes(told: Description) -> None:
-    users = {"training": told.training, "evaluation": told.evaluation}
-    for name, user in (users | {f"regions.{name}": region for name, region in told.regions.items()}).items():
-        if user.hardware not in told.hardware:
-            known = ", ".join(told.hardware)
-            raise BadConfig(f"{name}.hardware: no class {user.hardware!r} in hardware; there are: {known}")
+def _check_classes(inputs: Description) -> None:
+    users = {"training": inputs.training, "evaluation": inputs.evaluation}
+    for name, user in (users | {f"regions.{name}": region for name, region in inputs.regions.items()}).items():
+        if user.hardware not in inputs.hardware:
+            known = ", ".join(inputs.hardware)
+            raise BadConfig(f"{name}.hardware: no class {user.hardware!r} in hardware; defined: {known}")
 
 
 def _phase(
-    told: Description, lane: str, name: str, need: Need, compute: float, hardware: str, machines: int
+    inputs: Description, lane: str, name: str, need: Need, compute: float, hardware: str, machines: int
 ) -> PlannedPhase:
-    on = told.hardware[hardware]
-    bound = roofline(need, on, told.reached, compute)
+    on = inputs.hardware[hardware]
+    bound = roofline(need, on, inputs.reached, compute)
     return PlannedPhase(
         lane=lane,
         name=name,
@@ -483,9 +499,9 @@ def _phase(
 
 
 def _lane(
-    told: Description, name: str, phases: Sequence[PlannedPhase], hardware: str, *, peak: float = 1.0, is_open: bool
+    inputs: Description, name: str, phases: Sequence[PlannedPhase], hardware: str, *, peak: float = 1.0, is_open: bool
 ) -> Lane:
-    on, machines, cycle = told.hardware[hardware], phases[0].machines, told.turns.hours * 3600
+    on, machines, cycle = inputs.hardware[hardware], phases[0].machines, inputs.turns.hours * 3600
     seconds = sum(phase.seconds for phase in phases)
     idle = max(0.0, cycle - seconds) / 3600 * machines * on.accelerators * on.price
     return Lane(
@@ -493,54 +509,58 @@ def _lane(
     )
 
 
-def _answering(
-    told: Description, where: str, region: PlannedRegion, turns: float
+def _sampling_work(
+    inputs: Description, where: str, region: PlannedRegion, turns: float
 ) -> tuple[tuple[str, Need, float], ...]:
-    """(name, need, share of the peak) of prefill and decode for this many turns."""
-    on, at = told.hardware[region.hardware], min(told.training.copies, region.replica - 1)
-    held = room(told.model, told.turns, on, told.reached, region.replica)
-    if held < 1:
-        least = least_replica(told.model, told.turns, on, told.reached)
-        raise BadConfig(f"{where}: {region.replica} machines have no room for the model and one answer; {least} have")
-    batch = min(float(region.batch), held)
+    """Return (name, work, share of peak FLOPs) of prefill and decode for this many turns. `where`: the field that an error names."""
+    on, at = inputs.hardware[region.hardware], min(inputs.training.copies, region.replica - 1)
+    fitting = fitting_answers(inputs.model, inputs.turns, on, inputs.reached, region.replica)
+    if fitting < 1:
+        least = smallest_replica(inputs.model, inputs.turns, on, inputs.reached)
+        raise BadConfig(
+            f"{where}: {region.replica} machines cannot hold the model and one answer's cache; set {least} or more"
+        )
+    batch = min(float(region.batch), fitting)
     return (
-        ("prefill", prefilled(told.model, told.turns, region.chunk, at) * turns, told.reached.prefill),
-        ("decode", decoded(told.model, told.turns, batch, at) * turns, told.reached.decode),
+        ("prefill", prefill_work(inputs.model, inputs.turns, region.chunk, at) * turns, inputs.reached.prefill),
+        ("decode", decode_work(inputs.model, inputs.turns, batch, at) * turns, inputs.reached.decode),
     )
 
 
-def learned_turns(told: Description) -> float:
-    """The number of turns that a cycle learns from."""
-    return told.turns.tokens / (told.turns.prompt + told.turns.answer)
+def learned_turns(inputs: Description) -> float:
+    """Return the number of turns that a cycle learns from."""
+    return inputs.turns.tokens / (inputs.turns.prompt + inputs.turns.answer)
 
 
-def _serving(told: Description, name: str) -> Lane:
-    region = told.regions[name]
-    on, lane = told.hardware[region.hardware], f"serve {name}"
-    part = region.share / sum(each.share for each in told.regions.values())
-    work = _answering(told, f"regions.{name}.replica", region, learned_turns(told) * told.turns.served * part)
+def _serving(inputs: Description, name: str) -> Lane:
+    region = inputs.regions[name]
+    on, lane = inputs.hardware[region.hardware], f"serve {name}"
+    part = region.share / sum(each.share for each in inputs.regions.values())
+    work = _sampling_work(inputs, f"regions.{name}.replica", region, learned_turns(inputs) * inputs.turns.served * part)
     machines = region.machines
     if not machines:
-        seconds = sum(roofline(need, on, told.reached, compute).seconds for _, need, compute in work)
+        seconds = sum(roofline(need, on, inputs.reached, compute).seconds for _, need, compute in work)
         replicas = (
-            seconds * told.turns.peak / (told.turns.hours * 3600 * told.reached.busy * on.accelerators * region.replica)
+            seconds
+            * inputs.turns.peak
+            / (inputs.turns.hours * 3600 * inputs.reached.busy * on.accelerators * region.replica)
         )
         machines = max(1, math.ceil(replicas)) * region.replica
     if machines % region.replica:
-        raise BadConfig(f"regions.{name}.machines: {machines} are not a multiple of replica, {region.replica}")
-    phases = [_phase(told, lane, what, need, compute, region.hardware, machines) for what, need, compute in work]
-    return _lane(told, lane, phases, region.hardware, peak=told.turns.peak, is_open=not region.machines)
+        raise BadConfig(f"regions.{name}.machines: {machines} is not a multiple of replica, {region.replica}")
+    phases = [_phase(inputs, lane, what, need, compute, region.hardware, machines) for what, need, compute in work]
+    return _lane(inputs, lane, phases, region.hardware, peak=inputs.turns.peak, is_open=not region.machines)
 
 
-def trained(told: Description) -> tuple[tuple[str, Need], ...]:
-    """(name, need) of the trainer's phases in a cycle; shared prompt tokens are computed once, and only answers are scored."""
-    turns, model, training = told.turns, told.model, told.training
+def training_work(inputs: Description) -> tuple[tuple[str, Need], ...]:
+    """Return (name, work) of the trainer's phases per cycle. Shared prompt tokens are computed once."""
+    turns, model, training = inputs.turns, inputs.model, inputs.training
     new, old = turns.prompt * (1 - turns.cached) + turns.answer, turns.prompt * turns.cached
     one = Need(
         flops=planned_work(model).forward(new, causal_pairs(new, old), 0),
-        wire=new * dispatched(model, training.copies),
+        wire=new * dispatch_bytes(model, training.copies),
     )
-    forward = one * learned_turns(told)
+    forward = one * learned_turns(inputs)
     back = Need(flops=2 * forward.flops, wire=forward.wire) + forward * training.recomputed
     return (
         ("forward", forward),
@@ -550,36 +570,40 @@ def trained(told: Description) -> tuple[tuple[str, Need], ...]:
     )
 
 
-def _training(told: Description) -> Lane:
-    training = told.training
-    on, work = told.hardware[training.hardware], trained(told)
-    fits = training.state_bytes * told.model.parameters / (on.accelerators * on.memory * told.reached.memory)
+def _training(inputs: Description) -> Lane:
+    training = inputs.training
+    on, work = inputs.hardware[training.hardware], training_work(inputs)
+    fits = training.state_bytes * inputs.model.parameters / (on.accelerators * on.memory * inputs.reached.memory)
     if 0 < training.machines < fits:
         raise BadConfig(
-            f"training.machines: {training.machines} machines have no room for the trainer's state; set it to "
-            f"{math.ceil(fits)} or more, or to 0 for as many as keep up"
+            f"training.machines: {training.machines} machines cannot hold the trainer's state; set {math.ceil(fits)} or more, or 0 "
+            "for as many as keep up"
         )
-    seconds = sum(roofline(need, on, told.reached, told.reached.train).seconds for _, need in work)
-    wanted = seconds / (told.turns.hours * 3600 * told.reached.busy * on.accelerators)
+    seconds = sum(roofline(need, on, inputs.reached, inputs.reached.train).seconds for _, need in work)
+    wanted = seconds / (inputs.turns.hours * 3600 * inputs.reached.busy * on.accelerators)
     machines = training.machines or max(1, math.ceil(max(fits, wanted)))
-    phases = [_phase(told, "train", name, need, told.reached.train, training.hardware, machines) for name, need in work]
-    return _lane(told, "train", phases, training.hardware, is_open=not training.machines)
+    phases = [
+        _phase(inputs, "train", name, need, inputs.reached.train, training.hardware, machines) for name, need in work
+    ]
+    return _lane(inputs, "train", phases, training.hardware, is_open=not training.machines)
 
 
-def _evaluation(told: Description) -> Lane:
-    asked = told.evaluation
-    # Candidates are served like the first region's users: the same replica, batch and lengths.
-    region = next(iter(told.regions.values())).model_copy(update={"hardware": asked.hardware})
-    turns = float(asked.candidates * asked.items * asked.draws * asked.versions)
-    work = _answering(told, "evaluation.hardware", region, turns)
-    machines = asked.replicas * region.replica
-    phases = [_phase(told, "evaluate", what, need, compute, asked.hardware, machines) for what, need, compute in work]
-    return _lane(told, "evaluate", phases, asked.hardware, is_open=False)
+def _evaluation(inputs: Description) -> Lane:
+    evaluation = inputs.evaluation
+    # candidates are served as in the first region: the same replica, batch and lengths
+    region = next(iter(inputs.regions.values())).model_copy(update={"hardware": evaluation.hardware})
+    turns = float(evaluation.candidates * evaluation.items * evaluation.draws * evaluation.versions)
+    work = _sampling_work(inputs, "evaluation.hardware", region, turns)
+    machines = evaluation.replicas * region.replica
+    phases = [
+        _phase(inputs, "evaluate", what, need, compute, evaluation.hardware, machines) for what, need, compute in work
+    ]
+    return _lane(inputs, "evaluate", phases, evaluation.hardware, is_open=False)
 
 
-def _moved(told: Description, lane: str, rows: Sequence[tuple[str, float, float, float, str]]) -> Lane:
-    """A lane without its own machines, from rows of (name, bytes, seconds, money, by) for one version."""
-    steps = told.training.steps
+def _transfer_lane(inputs: Description, lane: str, rows: Sequence[tuple[str, float, float, float, str]]) -> Lane:
+    """Return a lane without machines of its own, from rows of (name, bytes, seconds, money, by) per version."""
+    steps = inputs.training.steps
     phases = tuple(
         PlannedPhase(
             lane=lane,
@@ -593,14 +617,14 @@ def _moved(told: Description, lane: str, rows: Sequence[tuple[str, float, float,
         )
         for name, size, seconds, money, by in rows
     )
-    load = sum(phase.seconds for phase in phases) / (told.turns.hours * 3600)
+    load = sum(phase.seconds for phase in phases) / (inputs.turns.hours * 3600)
     return Lane(name=lane, machines=0, load=load, idle=0.0, open=False, phases=phases)
 
 
-def _publication(told: Description, delivery: Delivery) -> Lane:
-    whole = told.model.parameters * told.model.weight_bytes
-    return _moved(
-        told,
+def _publication(inputs: Description, delivery: Delivery) -> Lane:
+    whole = inputs.model.parameters * inputs.model.weight_bytes
+    return _transfer_lane(
+        inputs,
         "publish",
         (
             ("diff, encode, check", whole, delivery.encode_s, 0.0, "cores"),
@@ -609,16 +633,16 @@ def _publication(told: Description, delivery: Delivery) -> Lane:
     )
 
 
-def _following(told: Description, name: str, delivery: Delivery, replicas: int) -> Lane:
-    region, (line_s, cores_s) = told.regions[name], delivery.regions[name]
-    on, whole = told.hardware[region.hardware], told.model.parameters * told.model.weight_bytes
+def _following(inputs: Description, name: str, delivery: Delivery, replicas: int) -> Lane:
+    region, (line_s, cores_s) = inputs.regions[name], delivery.regions[name]
+    on, whole = inputs.hardware[region.hardware], inputs.model.parameters * inputs.model.weight_bytes
     inside = delivery.bytes * replicas
-    return _moved(
-        told,
+    return _transfer_lane(
+        inputs,
         f"follow {name}",
         (
-            ("fetch", delivery.bytes, line_s, delivery.bytes / 1e9 * told.publication.egress_per_gb, "line"),
-            ("to each replica", inside, inside * 8 / 1e9 / told.publication.relay_gbit, 0.0, "relays"),
+            ("fetch", delivery.bytes, line_s, delivery.bytes / 1e9 * inputs.publication.egress_per_gb, "line"),
+            ("to each replica", inside, inside * 8 / 1e9 / inputs.publication.relay_gbit, 0.0, "relays"),
             ("decode, verify", whole * replicas, cores_s, 0.0, "cores"),
             ("swap", whole * replicas, whole / (region.replica * on.accelerators * on.load_rate), 0.0, "load"),
         ),

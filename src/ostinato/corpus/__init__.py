@@ -1,1 +1,1 @@
-"""Code corpora for continued pretraining: licences, filters, token shards, and the order in which they are read."""
+"""Code corpora for continued pretraining: licence and content filters, deduplication, token shards, and their reading order."""

@@ -1,6 +1,7 @@
-"""Builds a corpus from sources: each file is judged, tokenized if it is kept, and counted either way.
+"""Builds a corpus from sources: filters each file, tokenizes those that are kept, and counts the others by reason.
 
-Data flow: source -> licence -> suffix, size, content filters -> test overlap -> copies -> tokens -> shards and `corpus.json`, atomically.
+Data flow: source -> licence -> suffix, size, content filters -> test contamination -> deduplication -> tokens -> shards and `corpus.json`,
+written atomically.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ from ostinato.corpus.filters import CopyFinder, OverlapIndex, digest_of, text_of
 from ostinato.corpus.shards import FORMAT, MANIFEST, CorpusManifest, Refusal, SourceShare, TokenDocument, write_shards
 from ostinato.corpus.sources import Read, SourceFiles
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_TAKEN = (errno.ENOTEMPTY, errno.EEXIST)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
 
 
 class CorpusBuild:
-    """Takes sources one after the other, then writes the corpus. The same sources in the same order give the same bytes.
+    """Collects sources with `take`, then writes the corpus with `write`. The same sources in the same order give the same bytes.
 
-    Memory: the tokens of all kept files, 4 bytes each, and about 3 kB a file to find near copies.
+    Memory: the tokens of all kept files, 4 bytes each, and about 3 kB per file for near-duplicate detection.
 
     Args:
-        config: the limits of the build.
-        tested: the tests that no file may contain a part of.
-        encode: text -> tokens, control tokens as plain text. Raises BadRequest for text that cannot be encoded.
+        config: the filter settings.
+        tested: an index of the tests that no file may overlap with.
+        encode: text -> tokens; control tokens in the text must be encoded as plain text. Raises BadRequest for text that it cannot encode.
         separator: the token before and after each file.
 
-    Raises BadConfig if `datasketch` is missing and near copies are looked for.
+    Raises BadConfig if `datasketch` is missing and `config.near` is below 1.
     """
 
     def __init__(
@@ -55,11 +56,11 @@ class CorpusBuild:
         self.tokens = 0
 
     def refuse(self, name: str, reason: str, detail: str) -> None:
-        """Count a source that could not be read."""
-        self._list(Refusal(source=name, path="", reason=reason, detail=detail))
+        """Record a source as refused."""
+        self._record_refusal(Refusal(source=name, path="", reason=reason, detail=detail))
 
     def take(self, source: SourceFiles, on_file: Callable[[], None]) -> None:
-        """Judge a source's files; `on_file` is called for each."""
+        """Filter a source's files and tokenize those that are kept. `on_file` is called before each file."""
         if not source.permissive:
             self.refuse(source.name, "licence", source.licence)
             return
@@ -67,7 +68,7 @@ class CorpusBuild:
         for path, read in source.files:
             on_file()
             if PurePosixPath(path).suffix in self._config.suffixes:
-                self._judge(source, path.encode("utf-8", "replace").decode(), read)
+                self._filter(source, path.encode("utf-8", "replace").decode(), read)
         self._sources.append(
             SourceShare(
                 name=source.name,
@@ -78,7 +79,7 @@ class CorpusBuild:
             )
         )
 
-    def _judge(self, source: SourceFiles, path: str, read: Read) -> None:
+    def _filter(self, source: SourceFiles, path: str, read: Read) -> None:
         try:
             data = read(self._config.most_bytes + 1)
         except OSError:
@@ -90,7 +91,7 @@ class CorpusBuild:
             return
         if shared := self._tested.within(text):
             detail = f"{shared[0]}: {shared[1]}"
-            self._list(Refusal(source=source.name, path=path, reason="tested", detail=detail))
+            self._record_refusal(Refusal(source=source.name, path=path, reason="tested", detail=detail))
             return
         if self._copies.seen(text):
             self.left_out["copy"] += 1
@@ -104,14 +105,15 @@ class CorpusBuild:
         self._documents.append(TokenDocument(digest=digest_of(text), tokens=tokens))
         self.tokens += len(tokens)
 
-    def _list(self, what: Refusal) -> None:
+    def _record_refusal(self, what: Refusal) -> None:
         self.left_out[what.reason] += 1
         self._refused.append(what)
 
     def write(self, out: Path, *, tokenizer: str, vocabulary: int, against: Mapping[str, str]) -> CorpusManifest:
-        """Write shards and manifest to a new directory, atomically. `tokenizer`: the hash of its file.
+        """Write the shards and the manifest to a new directory, atomically.
 
-        Raises BadRequest if no file is left, BadConfig for a directory that is not empty, StorageFull if the disk is full.
+        `tokenizer`: the hash of the tokenizer's file. `against`: the tests, name -> hash. Raises BadRequest if no file is left, BadConfig
+        if `out` is not empty, StorageFull if the disk is full.
         """
         check_new(out)
         if not self._documents:
@@ -137,16 +139,16 @@ class CorpusBuild:
                 partial.chmod(0o755)
                 install_directory(partial, out)
         except OSError as error:
-            if error.errno in _TAKEN:
+            if error.errno in _NOT_EMPTY:
                 raise _not_empty(out) from error
-            if error.errno not in _FULL:
+            if error.errno not in _DISK_FULL:
                 raise
             raise StorageFull(f"--out {out}: {error.strerror}; free some space and build again") from error
         return manifest
 
 
 def check_new(out: Path) -> None:
-    """Raise BadConfig unless the directory is missing or empty."""
+    """Raise BadConfig unless the directory does not exist or is empty."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise _not_empty(out)
 
@@ -157,24 +159,24 @@ def _not_empty(out: Path) -> BadConfig:
 
 @contextlib.contextmanager
 def _partial(out: Path) -> Generator[Path]:
-    """A directory beside `out` for this build alone, locked while it runs. Those of killed builds are removed first."""
+    """Make a temporary directory beside `out`, locked while this build runs. Those of killed builds are removed first."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    ours = re.compile(rf"\.{re.escape(out.name)}\.partial(-\w+)?")
-    with contextlib.ExitStack() as held:
-        with _locked(out.parent, fcntl.LOCK_EX):  # nobody takes a directory for left that is not locked yet
-            for left in [path for path in out.parent.iterdir() if ours.fullmatch(path.name)]:
+    partial_name = re.compile(rf"\.{re.escape(out.name)}\.partial(-\w+)?")
+    with contextlib.ExitStack() as cleanup:
+        with _locked(out.parent, fcntl.LOCK_EX):  # no other build may sweep our directory before it is locked
+            for left in [path for path in out.parent.iterdir() if partial_name.fullmatch(path.name)]:
                 with _locked(left) as free:
                     if free:
                         shutil.rmtree(left, ignore_errors=True)
             partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
-            held.callback(shutil.rmtree, partial, ignore_errors=True)
-            held.enter_context(_locked(partial))
+            cleanup.callback(shutil.rmtree, partial, ignore_errors=True)
+            cleanup.enter_context(_locked(partial))
         yield partial
 
 
 @contextlib.contextmanager
 def _locked(directory: Path, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> Generator[bool]:
-    """Hold the lock on a directory, which ends with its process. False if another holds it, or it cannot be locked."""
+    """Hold an flock on a directory; the kernel releases it if the process dies. Yield False if it cannot be taken."""
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:

@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 
 class CorpusConfig(BaseModel, frozen=True, extra="forbid"):
-    """The limits of a build, which are written into its manifest."""
+    """The filter settings of a build. They are recorded in its manifest."""
 
     suffixes: tuple[str, ...] = Field(
         default=(".py", ".pyi", ".md", ".rst", ".txt"), min_length=1, description="Suffixes of the files that are read."

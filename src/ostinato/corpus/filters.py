@@ -1,11 +1,11 @@
-"""What is left out of training: files by licence and content, with the reason, exact and near duplicates, and test contamination.
+"""Filters of a corpus: licences, file content, exact and near duplicates, and test contamination.
 
-A package's metadata decides whether its licence allows training without conditions on the result; if they state none that is known here,
-the answer is no. Of duplicates the first copy is kept, so the result depends only on the files and their order. Source: MinHash over word
-shingles with locality-sensitive hashing (Broder 1997), as BigCode deduplicates code (2301.03988).
+Licences: a package's metadata decides whether its licence permits training without conditions on the result. An unknown or missing licence
+does not. Duplicates: the first copy is kept, so the result depends only on the files and their order. Source: MinHash over word shingles
+with locality-sensitive hashing (Broder 1997), as BigCode deduplicates code (2301.03988).
 
-Test contamination is a run of words that a file shares with what the model will be tested on; such a file is left out as a whole. Source:
-GPT-3's 13-gram overlap (2005.14165, appendix C): lower case, words only.
+Test contamination: a file that shares an n-gram of words with a test is left out as a whole. Source: GPT-3's 13-gram overlap (2005.14165,
+appendix C): lower case, words only.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ PERMISSIVE = {
     "hpnd", "isc", "mit", "mit-0", "mit-cmu", "ncsa", "postgresql", "psf-2.0", "python-2.0", "python-2.0.1", "unlicense", "upl-1.0",
     "x11", "zlib", "zpl-2.1",
 }  # fmt: skip
-"""SPDX identifiers, in lower case."""
+"""SPDX identifiers of permissive licences, in lower case."""
 
-_CLASSIFIED = {
+_CLASSIFIERS = {
     "apache software license": "apache-2.0",
     "bsd license": "bsd-3-clause",
     "boost software license 1.0 (bsl-1.0)": "bsl-1.0",
@@ -46,7 +46,7 @@ _CLASSIFIED = {
     "zlib/libpng license": "zlib",
     "zope public license": "zpl-2.1",
 }
-_WRITTEN = {
+_FREE_TEXT = {
     "apache": "apache-2.0", "apache 2": "apache-2.0", "apache 2.0": "apache-2.0", "apache license 2.0": "apache-2.0",
     "apache license, version 2.0": "apache-2.0", "apache software license": "apache-2.0", "bsd": "bsd-3-clause",
     "bsd license": "bsd-3-clause", "3-clause bsd": "bsd-3-clause", "bsd 3-clause": "bsd-3-clause", "new bsd": "bsd-3-clause",
@@ -56,10 +56,10 @@ _SPDX = re.compile(r"\(|\)|[A-Za-z0-9.+-]+")
 
 
 def permissive_licence(metadata: Mapping[str, Sequence[str]]) -> tuple[str, bool]:
-    """The licence that a package's core metadata states, and whether it is a permissive one.
+    """Return the licence that a package's core metadata states, and whether it is permissive.
 
     `metadata`: field name -> values, such as {"License-Expression": ["MIT"], "Classifier": [...], "License": [...]}. An expression takes
-    precedence over classifiers, and classifiers over the free text; all of several classifiers must be permissive.
+    precedence over classifiers, and classifiers over free text. If there are several classifiers, all must be permissive.
 
     Example: ``permissive_licence({"License-Expression": ["MIT OR GPL-2.0-only"]})`` is ``("MIT OR GPL-2.0-only", True)``.
     """
@@ -68,48 +68,50 @@ def permissive_licence(metadata: Mapping[str, Sequence[str]]) -> tuple[str, bool
     stated = [each for each in metadata.get("Classifier", ()) if each.startswith("License ::")]
     named = [each.rpartition("::")[2].strip() for each in stated if each.count("::") > 1 or "OSI" not in each]
     if named:
-        return ", ".join(named), all(each.lower() in _CLASSIFIED for each in named)
+        return ", ".join(named), all(each.lower() in _CLASSIFIERS for each in named)
     for text in metadata.get("License", ()):
         short = " ".join(text.split())
         if len(short) <= 80 and short:
-            return short, short.lower() in _WRITTEN or allows(short)
+            return short, short.lower() in _FREE_TEXT or allows(short)
     return "none stated", False
 
 
 def allows(expression: str) -> bool:
-    """True if an SPDX expression permits a permissive choice: one side of an OR, both sides of an AND. Unknown or malformed: False.
+    """Return True if an SPDX expression can be satisfied by permissive licences: one side of an OR, both sides of an AND.
 
-    Example: ``allows("(MIT OR GPL-3.0-only) AND BSD-3-Clause")`` is True. An exception (WITH) only ever adds permissions.
+    An exception (WITH) only adds permissions and is ignored. Unknown licences and malformed expressions give False.
+
+    Example: ``allows("(MIT OR GPL-3.0-only) AND BSD-3-Clause")`` is True.
     """
     words = _SPDX.findall(expression)
     if "".join(words) != "".join(expression.split()):
         return False
     try:
-        holds, rest = _either(words)
+        holds, rest = _parse_or(words)
     except (IndexError, RecursionError):
         return False
     return holds and not rest
 
 
-def _either(words: list[str]) -> tuple[bool, list[str]]:
-    holds, rest = _both(words)
+def _parse_or(words: list[str]) -> tuple[bool, list[str]]:
+    holds, rest = _parse_and(words)
     while rest and rest[0].upper() == "OR":
-        other, rest = _both(rest[1:])
+        other, rest = _parse_and(rest[1:])
         holds = holds or other
     return holds, rest
 
 
-def _both(words: list[str]) -> tuple[bool, list[str]]:
-    holds, rest = _one(words)
+def _parse_and(words: list[str]) -> tuple[bool, list[str]]:
+    holds, rest = _parse_term(words)
     while rest and rest[0].upper() == "AND":
-        other, rest = _one(rest[1:])
+        other, rest = _parse_term(rest[1:])
         holds = holds and other
     return holds, rest
 
 
-def _one(words: list[str]) -> tuple[bool, list[str]]:
+def _parse_term(words: list[str]) -> tuple[bool, list[str]]:
     if words[0] == "(":
-        holds, rest = _either(words[1:])
+        holds, rest = _parse_or(words[1:])
         return holds and rest[0] == ")", rest[1:]
     rest = words[1:]
     if rest and rest[0].upper() == "WITH":
@@ -117,7 +119,7 @@ def _one(words: list[str]) -> tuple[bool, list[str]]:
     return words[0].lower() in PERMISSIVE, rest
 
 
-# ---------------------------------------------------------------- contents and copies
+# ---------------------------------------------------------------- file content
 
 
 _SECRETS = re.compile(
@@ -135,7 +137,7 @@ _GNU = re.compile(
 
 
 def text_of(data: bytes, config: CorpusConfig) -> tuple[str, str]:
-    """The file's text, or "" and the reason why it is left out: size, encoding, long line, data, generated, licence, secret."""
+    """Return (text, "") for a file to keep, or ("", reason): size, encoding, long line, data, generated, licence or secret."""
     if not config.least_bytes <= len(data) <= config.most_bytes:
         return "", "size"
     try:
@@ -147,15 +149,15 @@ def text_of(data: bytes, config: CorpusConfig) -> tuple[str, str]:
         "long line": max(map(len, text.split("\n"))) > config.longest_line,
         "data": sum(map(str.isalpha, text)) < config.least_letters * len(text),
         "generated": _GENERATED.search(text[:_HEAD]) is not None,
-        "licence": not _may_stay(text[:_NOTICE]),
+        "licence": not _notice_permits(text[:_NOTICE]),
         "secret": _SECRETS.search(text) is not None,
     }
     reason = next((name for name, holds in reasons.items() if holds), "")
     return ("", reason) if reason else (text, "")
 
 
-def _may_stay(head: str) -> bool:
-    """Whether the file's own licence notice permits its use: a file of a permissive package may be under another licence."""
+def _notice_permits(head: str) -> bool:
+    """Return True unless the file's own licence notice forbids its use: a file of a permissive package may have another licence."""
     stated = [found.rstrip(" -") for found in _IDENTIFIER.findall(head)]
     return all(map(allows, stated)) and _GNU.search(head) is None
 
@@ -164,28 +166,28 @@ def _may_stay(head: str) -> bool:
 
 
 def digest_of(text: str) -> int:
-    """63 bits of the text's BLAKE2b hash."""
+    """Return 63 bits of the text's BLAKE2b hash."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 SHINGLE = 5  # words
-_PERMUTATIONS = 128  # the estimate's standard error at a similarity of 0.7 is 0.04
-# weights of false positives and false negatives: each candidate is compared, so a false positive is cheap
-_MISSES = (0.1, 0.9)
+_PERMUTATIONS = 128  # standard error of the estimate at a similarity of 0.7: 0.04
+# LSH weights of false positives and false negatives; a false positive is cheap, since each candidate is compared
+_LSH_WEIGHTS = (0.1, 0.9)
 _WORDS = re.compile(r"\w+")
 
 
 def shingles(text: str) -> set[str]:
-    """Every run of five words; the whole text if it has fewer."""
+    """Return all 5-grams of words; the whole text if it has fewer words."""
     words = _WORDS.findall(text)
     return {" ".join(words[at : at + SHINGLE]) for at in range(max(1, len(words) - SHINGLE + 1))}
 
 
 class CopyFinder:
-    """Finds texts that are copies of an earlier one.
+    """Finds exact and near duplicates of earlier texts.
 
     Args:
-        near: the similarity from which a text counts as a copy; 1: exact copies only.
+        near: the Jaccard similarity from which a text counts as a near duplicate; 1: exact duplicates only.
 
     Raises BadConfig if `datasketch` is missing and `near` is below 1.
 
@@ -195,7 +197,7 @@ class CopyFinder:
     def __init__(self, near: float) -> None:
         self._near = near
         self._exact = set[int]()
-        self._hashes: list[Any] = []  # of the texts in the index, by key
+        self._hashes: list[Any] = []  # MinHash of each text in the index, by its key
         self._index: Any = None
         if near < 1:
             try:
@@ -204,10 +206,10 @@ class CopyFinder:
                 raise BadConfig(
                     "finding near copies needs datasketch: pip install 'ostinato[corpus]', or give --near 1 for exact copies only"
                 ) from error
-            self._index = MinHashLSH(threshold=near, num_perm=_PERMUTATIONS, weights=_MISSES)
+            self._index = MinHashLSH(threshold=near, num_perm=_PERMUTATIONS, weights=_LSH_WEIGHTS)
 
     def seen(self, text: str) -> bool:
-        """True for a copy of an earlier text; another one is remembered."""
+        """Return True for a duplicate of an earlier text. Otherwise remember the text."""
         digest = digest_of(text)
         if digest in self._exact or (self._index is not None and self._similar(text)):
             return True
@@ -215,7 +217,7 @@ class CopyFinder:
         return False
 
     def _similar(self, text: str) -> bool:
-        """True for a near copy; another text is put into the index."""
+        """Return True for a near duplicate. Otherwise put the text into the index."""
         from datasketch import MinHash
 
         hashed = MinHash(num_perm=_PERMUTATIONS)
@@ -229,13 +231,13 @@ class CopyFinder:
 
 # ---------------------------------------------------------------- test contamination
 
-_DISTINCT = 5  # different words that a run must have: a table's row of zeros is not an answer
+_DISTINCT = 5  # fewest distinct words of an n-gram: a table's row of zeros is not an answer
 
 
 def strings(text: str) -> Iterator[str]:
-    """The string values of a JSON or JSONL text, without keys, and those of JSON within a string, such as a tool call's arguments.
+    """Yield the string values of a JSON or JSONL text, without keys. JSON inside a string (a tool call's arguments) is parsed too.
 
-    Any other text is one string; those of its lines that are JSON, as in a JSONL file with a broken line, are also parsed.
+    Any other text is yielded whole, and those of its lines that are JSON are also parsed, as in a JSONL file with a broken line.
     """
     rows = _values(text)
     if not rows:
@@ -256,7 +258,7 @@ def strings(text: str) -> Iterator[str]:
 
 
 def _values(text: str) -> list[Any]:
-    """A list of the JSON value of the text; empty if it is not JSON."""
+    """Return [value] for a JSON text, [] for any other."""
     try:
         return [json.loads(text)]
     except (ValueError, RecursionError):
@@ -268,7 +270,7 @@ _TEMPLATE_SHARE, _TEMPLATE_LEAST = 0.1, 3
 
 
 def template_runs(texts: Iterable[str]) -> frozenset[str]:
-    """The runs of five words that stand in a tenth of the different texts, and in three at least: the template that they are written in."""
+    """Return the texts' template: the 5-grams of words in at least a tenth of the distinct texts, and in at least three."""
     seen = set(texts)
     counts = Counter(run for text in seen for run in set(_runs(_words(text), TEMPLATE_RUN)))
     least = max(_TEMPLATE_LEAST, _TEMPLATE_SHARE * len(seen))
@@ -276,7 +278,7 @@ def template_runs(texts: Iterable[str]) -> frozenset[str]:
 
 
 def own_words(text: str, template: Collection[str]) -> str:
-    """The words of a text, in lower case, outside of these runs; all of them if none is outside.
+    """Return the lower-case words of a text outside the 5-grams in `template`; all words if none is outside.
 
     Example: ``own_words("Answer in one short line: why?", {"answer in one short line"}) == "why"``
     """
@@ -288,13 +290,13 @@ def own_words(text: str, template: Collection[str]) -> str:
 
 
 class OverlapIndex:
-    """An index of the runs of words that no file may contain.
+    """An n-gram index of test texts, for finding test contamination.
 
     Args:
-        gram: words of a run.
-        shortest: a string with fewer words than a run, but no fewer than this, counts as a whole.
+        gram: words per n-gram.
+        shortest: a string with fewer words than `gram`, but at least this many, is indexed as a whole.
 
-    A run of fewer than five different words carries no information and is skipped.
+    An n-gram with fewer than five distinct words carries no information and is skipped.
 
     Example::
 
@@ -305,14 +307,14 @@ class OverlapIndex:
 
     def __init__(self, gram: int, shortest: int) -> None:
         self._gram, self._shortest = gram, min(shortest, gram)
-        self._runs: dict[int, dict[str, tuple[str, ...]]] = {}  # by length, run -> tests
+        self._runs: dict[int, dict[str, tuple[str, ...]]] = {}  # length -> n-gram -> names of tests
 
     def __len__(self) -> int:
         return sum(map(len, self._runs.values()))
 
     def add(self, name: str, texts: Iterable[str]) -> int:
-        """Add the strings of a test of this name; returns how many runs they hold, including runs already known."""
-        found = 0
+        """Index the strings of a test. Return the number of their n-grams, including those indexed before."""
+        count = 0
         for text in texts:
             words = _words(text)
             length = min(self._gram, len(words))
@@ -322,19 +324,19 @@ class OverlapIndex:
                     if len(set(run.split())) >= _DISTINCT:
                         known = runs.get(run, ())
                         runs[run] = known if name in known else (*known, name)
-                        found += 1
-        return found
+                        count += 1
+        return count
 
     def within(self, text: str) -> tuple[str, str] | None:
-        """The test and the first of its runs that the text contains; None if it contains none."""
+        """Return (test, shared n-gram) for the first match in the text, or None."""
         return next(self._matches(text), None)
 
     def shared(self, text: str) -> dict[str, str]:
-        """Every test that shares a run with the text, with the first such run."""
-        found: dict[str, str] = {}
+        """Return {test: first shared n-gram} for all tests that overlap with the text."""
+        first: dict[str, str] = {}
         for name, run in self._matches(text):
-            found.setdefault(name, run)
-        return found
+            first.setdefault(name, run)
+        return first
 
     def _matches(self, text: str) -> Iterator[tuple[str, str]]:
         words = _words(text)

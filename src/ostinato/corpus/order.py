@@ -1,11 +1,11 @@
-"""The order in which token shards are read: a function of the seed and the step, so that reading can resume at any step.
+"""The reading order of token shards: a deterministic function of the seed and the step, so that reading can resume at any step.
 
-Data flow: each set's documents, cut into stretches -> the stretches in a different order each epoch, one endless row of predictions ->
-windows of a phase's length, each taken from the set that is furthest behind its share of the mixture -> steps of `batch_tokens`.
+Data flow: each corpus's documents, cut into stretches -> the stretches, reshuffled each epoch, as one endless sequence of predictions ->
+windows of the phase's length, each taken from the corpus that is furthest behind its share of the mixture -> steps of `batch_tokens`.
 
-A document of n tokens holds n - 1 predictions. A piece is a part of one stretch, at most a window long, and independent of other pieces,
-so there is no padding, and a step may begin and end within a stretch. A piece that continues a document begins with the last token of the
-piece before it, so that every prediction is made once per epoch.
+A document of n tokens has n - 1 next-token predictions. A piece is a part of one stretch, at most a window long, and independent of other
+pieces, so there is no padding, and a step may begin and end within a stretch. A piece that continues a document begins with the last token
+of the piece before it, so that every prediction is made once per epoch.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
-_HELD_OUT = 0x68656C64  # an arbitrary salt: the split must not correlate with the order
+# an arbitrary salt, so that the split does not correlate with the order
+_SPLIT_SALT = 0x68656C64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPiece:
-    """Predictions [start, stop) of a document of a set; its tokens are [start, stop + 1).
+    """Predictions [start, stop) of a document of a corpus: its tokens [start, stop + 1).
 
     Example: ``ReadPiece(corpus=0, document=3, start=0, stop=511)``
     """
@@ -36,17 +37,17 @@ class ReadPiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """A phase of reading with windows of one length; `share` is its share of the steps, relative to the other phases.
+    """A phase of training with one window length (context length). `share`: its share of the steps, relative to the other phases.
 
-    Example: ``(Phase(length=512, share=3), Phase(length=1024, share=1))``: the last quarter in longer windows.
+    Example: ``(Phase(length=512, share=3), Phase(length=1024, share=1))``: the last quarter of the steps has longer windows.
     """
 
     length: int
     share: float = 1.0
 
 
-def scrambled(values: NDArray[np.uint64], salt: int) -> NDArray[np.uint64]:
-    """Scramble 64-bit numbers (splitmix64, Steele et al. 2014): the same on every machine and with every library."""
+def salted_hash(values: NDArray[np.uint64], salt: int) -> NDArray[np.uint64]:
+    """Hash 64-bit numbers with a salt (splitmix64, Steele et al. 2014). The result is the same on every machine and numpy version."""
     with np.errstate(over="ignore"):
         z = values + np.uint64(salt % 2**64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -55,18 +56,18 @@ def scrambled(values: NDArray[np.uint64], salt: int) -> NDArray[np.uint64]:
 
 
 def held_out(digests_D: Ints, share: float) -> NDArray[np.bool_]:
-    """[D]: True for documents that are used only for evaluation. Depends on each document's digest alone, not on the rest of the corpus."""
-    return scrambled(digests_D.astype(np.uint64), _HELD_OUT) < np.uint64(int(share * (2**64 - 1)))
+    """Return [D]: True for held-out documents (evaluation only). Depends on each document's digest alone, not on the rest of the corpus."""
+    return salted_hash(digests_D.astype(np.uint64), _SPLIT_SALT) < np.uint64(int(share * (2**64 - 1)))
 
 
 class EndlessOrder:
-    """One set's predictions in an endless row: all stretches once per epoch, shard after shard, with both shuffled anew in each epoch.
+    """One corpus's predictions as an endless sequence: each epoch reads all stretches once, shard by shard, with both reshuffled per epoch.
 
-    A stretch is the part of a document between two multiples of `longest`. Stretches are shuffled rather than documents, because a step
-    would otherwise read mostly one long file, whose tokens give much the same gradient.
+    A stretch is the part of a document between two multiples of `longest`. Stretches are shuffled rather than documents; otherwise a step
+    would read mostly one long file, whose tokens give much the same gradient.
 
     Args:
-        corpus: the set's number, which the pieces carry.
+        corpus: the corpus's index, for the pieces.
         sizes_D: tokens of each document, at least 2.
         digests_D: digest of each document.
         shards_D: shard of each document.
@@ -86,17 +87,17 @@ class EndlessOrder:
         self._starts = numbers * longest
         self._sizes = np.minimum(longest, np.repeat(predictions, counts) - self._starts)
         self._shards = shards_D[self._documents]
-        self._keys = scrambled(digests_D[self._documents].astype(np.uint64), 0) + numbers.astype(np.uint64)
+        self._keys = salted_hash(digests_D[self._documents].astype(np.uint64), 0) + numbers.astype(np.uint64)
         self.length = int(predictions.sum())
         self._epoch = -1
         self._order = self._ends = np.empty(0, np.int64)
 
     def pieces(self, position: int, count: int, length: int) -> list[ReadPiece]:
-        """Predictions [position, position + count) of the row, in pieces of at most `length`."""
-        found: list[ReadPiece] = []
+        """Return predictions [position, position + count) of the sequence, in pieces of at most `length`."""
+        result: list[ReadPiece] = []
         while count:
             epoch, at = divmod(position, self.length)
-            self._turn_to(epoch)
+            self._shuffle_epoch(epoch)
             place = int(np.searchsorted(self._ends, at, side="right"))
             which = int(self._order[place])
             size = int(self._sizes[which])
@@ -104,16 +105,16 @@ class EndlessOrder:
             taken = min(count, size - within, length - within % length)
             start = int(self._starts[which]) + within
             document = int(self._documents[which])
-            found.append(ReadPiece(corpus=self._corpus, document=document, start=start, stop=start + taken))
+            result.append(ReadPiece(corpus=self._corpus, document=document, start=start, stop=start + taken))
             position, count = position + taken, count - taken
-        return found
+        return result
 
-    def _turn_to(self, epoch: int) -> None:
+    def _shuffle_epoch(self, epoch: int) -> None:
         if epoch == self._epoch:
             return
         salt = (self._seed << 20) + epoch
-        of_shard = scrambled(self._shards.astype(np.uint64), salt)
-        self._order = np.lexsort((scrambled(self._keys, salt), self._shards, of_shard))
+        of_shard = salted_hash(self._shards.astype(np.uint64), salt)
+        self._order = np.lexsort((salted_hash(self._keys, salt), self._shards, of_shard))
         self._ends = self._sizes[self._order].cumsum()
         self._epoch = epoch
 
@@ -122,13 +123,13 @@ class ReadingOrder:
     """The pieces that each step reads.
 
     Args:
-        rows: the sets.
-        weights: each set's share of the tokens, positive; they need not add up to 1.
+        rows: one sequence per corpus.
+        weights: each corpus's share of the tokens, positive; they need not add up to 1.
         phases: in order. `batch_tokens` must be a multiple of each length.
         batch_tokens: predictions per step.
-        steps: total number of steps, which the phases divide among themselves.
+        steps: total number of steps, divided among the phases.
 
-    Example: ``order.pieces(17)`` is what step 17 (from 0) reads; asked in any order, the answers are the same.
+    Example: ``order.pieces(17)`` returns the pieces of step 17 (from 0), whatever was asked before.
     """
 
     def __init__(
@@ -148,14 +149,14 @@ class ReadingOrder:
         self._next, self._positions = 0, [0] * len(rows)
 
     def length(self, step: int) -> int:
-        """The number of predictions in a window at this step."""
+        """Return the window length at this step, in predictions."""
         for phase, end in zip(self._phases, self._ends, strict=True):
             if step < end:
                 return phase.length
         return self._phases[-1].length
 
     def pieces(self, step: int) -> list[ReadPiece]:
-        """The pieces that a step reads: `batch_tokens` predictions."""
+        """Return the pieces of a step, `batch_tokens` predictions in total."""
         if step < self._next:
             self._next, self._positions = 0, [0] * len(self._rows)
         while self._next < step:
@@ -164,7 +165,7 @@ class ReadingOrder:
         return [piece for row, at, count in drawn for piece in self._rows[row].pieces(at, count, length)]
 
     def _draw(self) -> list[tuple[int, int, int]]:
-        """The next step's (row, position, predictions): window after window, each from the row that is furthest behind."""
+        """Advance by one step. Return its (row, position, predictions): each window is taken from the row furthest behind its weight."""
         length, before = self.length(self._next), list(self._positions)
         for _ in range(self._batch // length):
             after = sum(self._positions) + length

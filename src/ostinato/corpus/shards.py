@@ -1,10 +1,10 @@
 """Token shards: safetensors files with the concatenated tokens of many documents, their offsets and their digests; and their reader.
 
-Data flow: documents as tokens -> `write_shards` (sorted by digest, so that every shard is a fair sample) -> `ShardSet`, which checks
-every file's hash and format once and then holds the tokens of one shard at a time -> `CorpusReader`, which reads a mixture of corpora in
-a given order: batches by step, and held-out pieces for evaluation. A shard holds no executable content.
+Data flow: tokenized documents -> `write_shards` (sorted by digest, so that every shard is a random sample) -> `ShardSet`, which verifies
+every file's hash and format once and then keeps one shard's tokens in memory -> `CorpusReader`, which reads a mixture of corpora in a
+deterministic order: batches by step, and held-out pieces for evaluation. A shard contains no executable code.
 
-A corpus's manifest, `corpus.json`, is parsed strictly. Its paths stay inside its directory: shards are named by number.
+A corpus's manifest, `corpus.json`, is parsed strictly. Its paths cannot leave its directory, since shards are named by number.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from ostinato.corpus.order import EndlessOrder, Phase, ReadingOrder, ReadPiece, 
 
 FORMAT = "ostinato-corpus@1"
 MANIFEST = "corpus.json"
-_MOST_BYTES = 256 << 20
+_MAX_BYTES = 256 << 20
 _HASH = "^[0-9a-f]{64}$"
 
 
 class Shard(BaseModel, frozen=True, extra="forbid"):
-    """One file of tokens."""
+    """One shard's file, as listed in the manifest."""
 
     file: str = Field(pattern=r"^shard-[0-9]{5}\.safetensors$", description="File name, beside the manifest.")
     bytes: int = Field(ge=1, description="Size in bytes.")
@@ -58,7 +58,7 @@ class SourceShare(BaseModel, frozen=True, extra="forbid"):
 
 
 class Refusal(BaseModel, frozen=True, extra="forbid"):
-    """A source that was refused, or a file that contains a part of a test."""
+    """A refused source, or a file that overlaps with a test."""
 
     source: str = Field(description="The source it is from.")
     path: str = Field(description="The file. Empty for the whole source.")
@@ -67,7 +67,7 @@ class Refusal(BaseModel, frozen=True, extra="forbid"):
 
 
 class CorpusManifest(BaseModel, frozen=True, extra="forbid"):
-    """A corpus: its shards, and how it was built."""
+    """A corpus's manifest: its shards, and how it was built."""
 
     format: str = Field(pattern=f"^{FORMAT}$", description="Format of this file.")
     tokenizer: str = Field(pattern=_HASH, description="BLAKE3 of the model's tokenizer.json.")
@@ -86,25 +86,27 @@ class CorpusManifest(BaseModel, frozen=True, extra="forbid"):
 
 
 def read_manifest(directory: Path) -> CorpusManifest:
-    """Read and check the manifest. Raises NotFound if it is missing, Corrupt if it cannot be used; both say what to do."""
+    """Read and validate the manifest. Raises NotFound if it is missing, Corrupt if it is invalid; both name the remedy."""
     path = directory / MANIFEST
     if not path.is_file() or path.is_symlink():
         raise NotFound(
             f"{directory} holds no corpus: make one with `ostinato corpus build ... --out {directory}`", field="corpus"
         )
-    if path.stat().st_size > _MOST_BYTES:
-        raise Corrupt(f"{path} is larger than {_MOST_BYTES >> 20} MiB; build the corpus again")
+    if path.stat().st_size > _MAX_BYTES:
+        raise Corrupt(f"{path} is larger than {_MAX_BYTES >> 20} MiB; build the corpus again")
     try:
-        found = CorpusManifest.model_validate_json(path.read_bytes())
+        manifest = CorpusManifest.model_validate_json(path.read_bytes())
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise Corrupt(f"{path}: {where}: {first['msg']}; build the corpus again") from error
-    if len({shard.file for shard in found.shards}) != len(found.shards):
+    if len({shard.file for shard in manifest.shards}) != len(manifest.shards):
         raise Corrupt(f"{path}: shards: one is named twice; build the corpus again")
-    if found.tokens != sum(s.tokens for s in found.shards) or found.documents != sum(s.documents for s in found.shards):
+    if manifest.tokens != sum(s.tokens for s in manifest.shards) or manifest.documents != sum(
+        s.documents for s in manifest.shards
+    ):
         raise Corrupt(f"{path}: the shards' documents and tokens do not add up; build the corpus again")
-    return found
+    return manifest
 
 
 # ---------------------------------------------------------------- the shards
@@ -112,12 +114,12 @@ def read_manifest(directory: Path) -> CorpusManifest:
 
 Ints = NDArray[np.int64]
 Tokens = NDArray[np.int32]
-_FORMS = {"tokens": np.int32, "offsets": np.int64, "digests": np.int64}
+_DTYPES = {"tokens": np.int32, "offsets": np.int64, "digests": np.int64}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenDocument:
-    """A document's digest and its tokens, including the separators around it.
+    """A document's digest, and its tokens including the separators around it.
 
     Example: ``TokenDocument(digest=7, tokens=np.array([0, 318, 257, 0], np.int32))``
     """
@@ -133,13 +135,13 @@ def write_shards(documents: Sequence[TokenDocument], directory: Path, shard_toke
 
 def _groups(documents: Sequence[TokenDocument], shard_tokens: int) -> Iterator[list[TokenDocument]]:
     group: list[TokenDocument] = []
-    held = 0
+    size = 0
     for each in sorted(documents, key=lambda document: document.digest):
-        if group and held + len(each.tokens) > shard_tokens:
+        if group and size + len(each.tokens) > shard_tokens:
             yield group
-            group, held = [], 0
+            group, size = [], 0
         group.append(each)
-        held += len(each.tokens)
+        size += len(each.tokens)
     if group:
         yield group
 
@@ -158,9 +160,10 @@ def _write(number: int, group: Sequence[TokenDocument], directory: Path) -> Shar
 
 
 class ShardSet:
-    """A corpus on disk. `sizes_D`, `digests_D`, `shards_D`: tokens, digest and shard of each document, in the order of the shards.
+    """A corpus on disk, verified when it is opened.
 
-    Raises NotFound and Corrupt for a file that is missing, is a link, or does not match the manifest.
+    `sizes_D`, `digests_D`, `shards_D`: number of tokens, digest and shard of each document, in the order of the shards. Raises NotFound or
+    Corrupt for a file that is missing, is a link, or does not match the manifest.
 
     Example: ``ShardSet(Path("corpus")).tokens(3, 0, 512)`` are the first 512 tokens of the fourth document.
     """
@@ -177,7 +180,7 @@ class ShardSet:
         self._tokens = np.empty(0, np.int32)
 
     def tokens(self, document: int, start: int, stop: int) -> Tokens:
-        """Tokens [start, stop) of a document. Only one shard is in memory: a different shard replaces the last one."""
+        """Return tokens [start, stop) of a document. Only one shard is kept in memory; another document's shard replaces it."""
         shard = int(self.shards_D[document])
         if shard != self._open:
             self._tokens = np.empty(0, np.int32)  # frees the previous shard first
@@ -192,10 +195,10 @@ class ShardSet:
         if path.is_symlink() or not path.is_file():
             raise Corrupt(f"{path}: missing, or not a plain file; {again}")
         if (path.stat().st_size, blake3().update_mmap(path).hexdigest()) != (shard.bytes, shard.blake3):
-            raise Corrupt(f"{path}: not the bytes that {self.directory.name}'s manifest promises; {again}")
+            raise Corrupt(f"{path}: its size or hash differs from {self.directory.name}'s manifest; {again}")
         arrays = _load(path)
-        tokens, offsets, digests = (arrays[name] for name in _FORMS)
-        sound = (
+        tokens, offsets, digests = (arrays[name] for name in _DTYPES)
+        valid = (
             len(tokens) == shard.tokens
             and len(digests) == shard.documents == len(offsets) - 1
             and offsets[0] == 0
@@ -205,43 +208,45 @@ class ShardSet:
             and int(tokens.min()) >= 0
             and int(tokens.max()) < self.manifest.vocabulary
         )
-        if not sound:
-            raise Corrupt(f"{path}: its documents and tokens do not fit each other or the manifest; {again}")
+        if not valid:
+            raise Corrupt(f"{path}: its documents and tokens contradict each other or the manifest; {again}")
         return offsets, digests
 
 
 def _load(path: Path) -> dict[str, NDArray[Any]]:
     try:
         arrays = load_file(path)
-    # the last: a dtype that numpy lacks
+    # AttributeError: a dtype that numpy lacks
     except (SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:
         raise Corrupt(f"{path}: not a safetensors file: {error}") from error
-    if {name: array.dtype for name, array in arrays.items()} != _FORMS or any(a.ndim != 1 for a in arrays.values()):
+    if {name: array.dtype for name, array in arrays.items()} != _DTYPES or any(a.ndim != 1 for a in arrays.values()):
         raise Corrupt(f"{path}: not a shard of tokens; build the corpus again")
     return arrays
 
 
-# ---------------------------------------------------------------- reading in a given order
+# ---------------------------------------------------------------- the reader
 
 
 class CorpusReader:
-    """Reads a mixture of corpora. Memory: one shard of each corpus, 24 bytes a document and 56 a stretch of the longest phase's length.
+    """Reads a mixture of corpora, with held-out documents for evaluation.
+
+    Memory: one shard of each corpus, 24 bytes per document and 56 bytes per stretch of the longest phase's length.
 
     Args:
         corpora: all built with the same tokenizer.
         weights: each corpus's share of the tokens.
-        phases: lengths of windows, in order.
+        phases: window lengths, in order.
         batch_tokens: predictions per step.
         steps: total number of steps.
         share: the share of documents that are held out, chosen by their digests.
         seed: seed of the order.
 
-    Raises BadConfig for different tokenizers, or a corpus too small to hold some documents out and read the rest.
+    Raises BadConfig for different tokenizers, or a corpus too small to split into documents to read and to hold out.
 
     Example::
 
         reader = CorpusReader([ShardSet(Path("corpus"))], [1.0], [Phase(length=512)], batch_tokens=8192, steps=100, share=0.01, seed=0)
-        reader.batch(17)  # the pieces of step 17, each a tuple of tokens: the first is given, the others are predicted
+        reader.batch(17)  # the pieces of step 17, each a tuple of tokens: the first is context only, the others are predicted
     """
 
     def __init__(
@@ -260,40 +265,42 @@ class CorpusReader:
         self._corpora, self._weights = corpora, weights
         self._longest = max(phase.length for phase in phases)
         rows: list[EndlessOrder] = []
-        self._held: list[EndlessOrder] = []
+        self._held_out_rows: list[EndlessOrder] = []
         for number, each in enumerate(corpora):
-            apart = held_out(each.digests_D, share)
-            if apart.all() or (share and not apart.any()):
+            is_held_out = held_out(each.digests_D, share)
+            if is_held_out.all() or (share and not is_held_out.any()):
                 raise BadConfig(
-                    f"--held-out {share:g} of the {len(apart)} files in {each.directory} leaves {int((~apart).sum())} to read and "
-                    f"{int(apart.sum())} to measure on, and it takes some of both: give another share, or more files"
+                    f"--held-out {share:g} of the {len(is_held_out)} files in {each.directory} leaves {int((~is_held_out).sum())} "
+                    f"to train on and {int(is_held_out.sum())} to evaluate on; both must be at least 1: give another share, or more files"
                 )
             arrays = (each.sizes_D, each.digests_D, each.shards_D)
-            rows.append(EndlessOrder(number, *arrays, np.flatnonzero(~apart), longest=self._longest, seed=seed))
-            self._held.append(EndlessOrder(number, *arrays, np.flatnonzero(apart), longest=self._longest, seed=0))
+            rows.append(EndlessOrder(number, *arrays, np.flatnonzero(~is_held_out), longest=self._longest, seed=seed))
+            self._held_out_rows.append(
+                EndlessOrder(number, *arrays, np.flatnonzero(is_held_out), longest=self._longest, seed=0)
+            )
         self._rows = rows
         self._order = ReadingOrder(rows, weights, phases, batch_tokens=batch_tokens, steps=steps)
 
     def epochs(self, predictions: int) -> float:
-        """The number of epochs, after so many predictions, of the corpus that is repeated most."""
+        """Return the number of epochs over the corpus that is repeated most, after this many predictions."""
         total = sum(self._weights)
         return max(predictions * w / total / row.length for w, row in zip(self._weights, self._rows, strict=True))
 
     def batch(self, step: int) -> list[tuple[int, ...]]:
-        """The pieces of a step (from 0), `batch_tokens` predictions in total."""
+        """Return the pieces of a step (from 0) as tuples of tokens, `batch_tokens` predictions in total."""
         return self._tokens(self._order.pieces(step))
 
     def held_out(self, predictions: int) -> list[tuple[int, ...]]:
-        """Pieces from anywhere in the held-out documents: about this many predictions, by the mixture's weights.
+        """Return a shuffled sample of pieces of the held-out documents: about this many predictions, by the mixture's weights.
 
-        They are the same for every seed.
+        The sample is the same for every seed.
         """
-        found: list[tuple[int, ...]] = []
-        for row, weight in zip(self._held, self._weights, strict=True):
+        token_pieces: list[tuple[int, ...]] = []
+        for row, weight in zip(self._held_out_rows, self._weights, strict=True):
             wanted = math.ceil(predictions * weight / sum(self._weights))
-            found += self._tokens(row.pieces(0, min(wanted, row.length), self._longest))
-        return found
+            token_pieces += self._tokens(row.pieces(0, min(wanted, row.length), self._longest))
+        return token_pieces
 
     def _tokens(self, pieces: Sequence[ReadPiece]) -> list[tuple[int, ...]]:
-        found = (self._corpora[each.corpus].tokens(each.document, each.start, each.stop + 1) for each in pieces)
-        return [tuple(tokens.tolist()) for tokens in found]
+        token_pieces = (self._corpora[each.corpus].tokens(each.document, each.start, each.stop + 1) for each in pieces)
+        return [tuple(tokens.tolist()) for tokens in token_pieces]

@@ -1,8 +1,8 @@
-"""SIMULATED people with different wishes. Nobody in this file is a person, and no figure made with it is about people.
+"""SIMULATED people with different preferences. Nobody in this file is a person, and no figure made with it is about people.
 
-Each asks questions over HTTP, reads each answer, and accepts it with a probability that rises with how much it is to their liking: most
-like more exclamation marks or more commas, each in proportions of their own, and some the opposite. The endpoint sees what they accept and
-reject alone.
+Each simulated person asks questions over HTTP and accepts an answer with a probability that rises with how well it matches their
+preferences: most like more exclamation marks or more commas, with individual weights, and some prefer the opposite. The endpoint sees only
+what they accept and reject.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ from ostinato.core.clock import wall_clock
 from ostinato.demo.users import Failed, ask, send_feedback
 
 Measures = Mapping[str, Callable[[str, bool], float]]
-"""Attributes of an answer by name, each of its text and whether the model ended it itself."""
+"""Attributes by name: functions of an answer's text and of whether the model ended the answer itself."""
 Measured = Mapping[str, Sequence[float]]
-"""Each attribute of each of the model's usual answers."""
+"""Attribute name -> its values over the model's usual answers."""
 
-_STEEPNESS = 2.5  # of the logistic choice, per standard deviation of liking
-_OWN = 0.8  # the deviation of people's wishes for an attribute, of which their mean is 1
-_MOST = 3.0  # standard deviations to which an answer's attributes are clipped
+_STEEPNESS = 2.5  # slope of the logistic choice model, per standard deviation
+_PREFERENCE_DEVIATION = 0.8  # standard deviation of preference weights between people; their mean is 1
+_CLIP = 3.0  # attributes are clipped to this many standard deviations
 _PATIENCE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedPerson:
-    """A simulated person with a logistic choice model: a weight for each attribute, in standard deviations of the usual answers. Their
-    squares sum to 1. `usual`: by attribute, mean and standard deviation of the usual answers.
+    """A simulated person with a logistic choice model.
+
+    `wishes`: a weight for each standardised attribute; their squares sum to 1. `usual`: by attribute, mean and standard deviation over the
+    model's usual answers.
 
     Example: ``SimulatedPerson(id="sim-1-007", wishes={"commas": -1.0}, usual={"commas": (0.1, 0.05)})``
     """
@@ -46,17 +48,19 @@ class SimulatedPerson:
     usual: Mapping[str, tuple[float, float]]
 
     def acceptance(self, text: str, measures: Measures) -> float:
-        """The probability that they accept an answer."""
+        """Return the probability that the person accepts an answer."""
         liking = 0.0
         for name, wish in self.wishes.items():
             mean, deviation = self.usual[name]
-            liking += wish * min(_MOST, max(-_MOST, (measures[name](text, False) - mean) / deviation))
+            liking += wish * min(_CLIP, max(-_CLIP, (measures[name](text, False) - mean) / deviation))
         return 1.0 / (1.0 + math.exp(-_STEEPNESS * liking))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatedAnswer:
-    """An answer that a simulated person rated: their `number`-th, from 1, at a Unix time. `probability`: that of accepting it.
+    """An answer that a simulated person rated.
+
+    `number`: from 1, per person. `at`: Unix time. `probability`: the probability with which the person accepted it.
 
     Example: ``RatedAnswer(person="sim-1-007", number=3, at=1e9, probability=0.7, accepted=True)``
     """
@@ -70,35 +74,38 @@ class RatedAnswer:
 
 @dataclass(slots=True, kw_only=True)
 class PeopleStats:
-    """What the simulated people rated, and what failed, by kind."""
+    """The ratings of all simulated people, and the number of failed calls by kind."""
 
     rated: list[RatedAnswer] = field(default_factory=list[RatedAnswer])
     failures: Counter[str] = field(default_factory=Counter[str])
 
 
 def balanced_ids(tenant: str, wave: int, people: int, share: float) -> list[str]:
-    """Names of a wave of which `people` are held out from dials by their hash, where `share` of all are, and as many are not. Endless for a
-    share of 0 or 1.
+    """Return names of a wave such that `people` of them are in the holdout of dials and `people` are not.
+
+    Holdout membership follows from a hash of the name, for `share` of all names. Never returns for a share of 0 or 1.
     """
-    left, found = {True: people, False: people}, list[str]()
+    remaining, names = {True: people, False: people}, list[str]()
     for number in itertools.count():
         name = f"sim-{wave}-{number:03d}"
-        held = holdout_place((tenant, name)) < share
-        if left[held]:
-            left[held] -= 1
-            found.append(name)
-        if not any(left.values()):
+        in_holdout = holdout_place((tenant, name)) < share
+        if remaining[in_holdout]:
+            remaining[in_holdout] -= 1
+            names.append(name)
+        if not any(remaining.values()):
             break
-    return found
+    return names
 
 
 def make_people(ids: Sequence[str], measured: Measured, seed: int) -> list[SimulatedPerson]:
-    """People of whom most wish for more of each attribute: weights around 1, by a normal distribution that has one in ten below 0."""
-    usual = {name: (statistics.fmean(told), statistics.pstdev(told) or 1.0) for name, told in sorted(measured.items())}
+    """Return people whose weights are drawn from N(1, 0.8²), about one in ten negative, and scaled to unit length."""
+    usual = {
+        name: (statistics.fmean(values), statistics.pstdev(values) or 1.0) for name, values in sorted(measured.items())
+    }
     people: list[SimulatedPerson] = []
     for id in ids:
         dice = random.Random(f"{seed}/{id}")
-        drawn = {name: dice.gauss(1.0, _OWN) for name in usual}
+        drawn = {name: dice.gauss(1.0, _PREFERENCE_DEVIATION) for name in usual}
         length = math.hypot(*drawn.values())
         wishes = {name: wish / length for name, wish in drawn.items()}
         people.append(SimulatedPerson(id=id, wishes=wishes, usual=usual))
@@ -117,8 +124,9 @@ async def run_people(
     tokens: int,
     stats: PeopleStats,
 ) -> None:
-    """Let all people ask and rate at the same time, each `answers` times, one after the other; what they rate goes to `stats` at once. A
-    failed call is counted there and ends nothing.
+    """Run all people concurrently; each asks and rates `answers` times in sequence.
+
+    Ratings are added to `stats` at once. A failed call is counted there and does not end the run.
     """
 
     async def rate(person: SimulatedPerson, number: int, dice: random.Random) -> None:

@@ -1,8 +1,8 @@
-"""Tab's tasks: short lists that a simulated user is typing, of families whose next item is certain, hard, or impossible to know.
+"""Tasks of the demo's tab completion: short lists that a simulated user types, in families with a predictable or a random next item.
 
-In the data flow: a simulated user asks for the next item of one of the users' lines and accepts it if it is the item they meant; the
-evaluation suite is made of held-out lines of the same families. In a family whose next item is random (a coin, a die), the user means
-another one each time, so no policy's suggestion is right more often than chance: there silence pays if chance is below t.
+A simulated user asks for the next item of a line and accepts it if it is the item they meant. The evaluation suite has held-out lines of
+the same families. In a family with random items (a coin, a die) the user means another one each time, so no policy can suggest better than
+chance, and silence pays if chance is below `T`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ostinato.demo.tasks import TaskPrompt
 from ostinato.demo.users import SimulatedUser, UsersConfig, make_user
 
 T = 0.25
-"""A suggestion pays if it is accepted more often than this: 1 - T for an accepted one, -T for a rejected one, 0 for silence."""
+"""The break-even acceptance rate of a suggestion. Rewards: 1 - T if accepted, -T if rejected, 0 for silence."""
 
 NOTHING = "-"
-"""The model's answer to suggest nothing. An empty answer suggests nothing either."""
+"""The model's answer for no suggestion. An empty answer counts as no suggestion, too."""
 
 LINES = 36
-HELD_OUT = 12  # of these, for the suite
+HELD_OUT = 12  # of these, lines in the evaluation suite
 MAX_TOKENS = 6
 STOP = (",", "\n")
 ASK = f"Continue each list with one item, or with {NOTHING} where the next item cannot be known."
@@ -33,12 +33,12 @@ order: first, second, third, fourth
 guests: Eve, Kai, Tom, {NOTHING}
 evens: 2, 4, 6, 8
 """
-"""The example lines before the user's: they show how a list continues, and how an answer without a suggestion looks."""
+"""Few-shot example lines before the user's line: how a list continues, and how an answer without a suggestion looks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A list up to the comma before the cursor, and the next items that the user may mean, all equally likely.
+    """A list up to the comma before the cursor (`start`), and the items that the user may mean next, all equally likely.
 
     Example: ``Line(id="coin/3", family="coin", start="coin: tails, heads,", meant=("heads", "tails"))``
     """
@@ -58,16 +58,16 @@ class Line:
         )
 
     def shows(self, text: str) -> bool:
-        """Whether this answer is a suggestion."""
+        """Return True if this answer is a suggestion."""
         return text.strip() not in ("", NOTHING)
 
 
 Family = Callable[[random.Random], tuple[list[str], Sequence[str]]]
-"""dice -> the items so far, and the possible next items."""
+"""Random generator -> (the items so far, the possible next items)."""
 
 
 def _sequence(items: Sequence[str], *, lengths: tuple[int, int]) -> Family:
-    """Consecutive items of a cycle; the next one is certain."""
+    """Return a family of consecutive items of a cycle; the next item is certain."""
 
     def draw(dice: random.Random) -> tuple[list[str], Sequence[str]]:
         first, length = dice.randrange(len(items)), dice.randint(*lengths)
@@ -77,7 +77,7 @@ def _sequence(items: Sequence[str], *, lengths: tuple[int, int]) -> Family:
 
 
 def _count(step: int, first: tuple[int, int], length: int = 3) -> Family:
-    """Numbers at equal steps; the next one is certain."""
+    """Return a family of arithmetic sequences; the next item is certain."""
 
     def draw(dice: random.Random) -> tuple[list[str], Sequence[str]]:
         start = dice.randrange(*first)
@@ -87,7 +87,7 @@ def _count(step: int, first: tuple[int, int], length: int = 3) -> Family:
 
 
 def _chance(items: Sequence[str]) -> Family:
-    """Two to five items drawn at random; so is the next one."""
+    """Return a family of two to five random items; the next item is random, too."""
 
     def draw(dice: random.Random) -> tuple[list[str], Sequence[str]]:
         return [dice.choice(items) for _ in range(dice.randint(2, 5))], items
@@ -96,7 +96,7 @@ def _chance(items: Sequence[str]) -> Family:
 
 
 def _repeated(items: Sequence[str]) -> Family:
-    """Six to nine times the same; the next one is certain."""
+    """Return a family of one item repeated six to nine times; the next item is certain."""
 
     def draw(dice: random.Random) -> tuple[list[str], Sequence[str]]:
         one = dice.choice(items)
@@ -152,35 +152,35 @@ FAMILIES: dict[str, Family] = {
     "times": _chance(tuple(f"{hour}:{minute:02}" for hour in range(24) for minute in range(0, 60, 5))),
     "words": _chance(WORDS),
 }
-"""Seven of the eighteen are worth a suggestion. In a product, too, most moments are worth none."""
+"""In seven of the eighteen families a suggestion pays. In a product, too, most moments are not worth one."""
 
 
 def split_lines() -> tuple[list[Line], list[Line]]:
-    """(users' lines, held-out lines), the same in every process. No line's start is on both sides."""
+    """Return (users' lines, held-out lines), the same in every process and with disjoint starts."""
     users: list[Line] = []
     held_out: list[Line] = []
     for family, draw in FAMILIES.items():
         dice = random.Random(f"tab/{family}")
-        found: dict[str, Sequence[str]] = {}
-        while len(found) < LINES:
+        starts: dict[str, Sequence[str]] = {}
+        while len(starts) < LINES:
             items, meant = draw(dice)
-            found.setdefault(f"{family}: {', '.join(items)},", meant)
-        made = [
+            starts.setdefault(f"{family}: {', '.join(items)},", meant)
+        all_lines = [
             Line(id=f"{family}/{number}", family=family, start=start, meant=tuple(meant))
-            for number, (start, meant) in enumerate(found.items())
+            for number, (start, meant) in enumerate(starts.items())
         ]
-        held_out += made[:HELD_OUT]
-        users += made[HELD_OUT:]
+        held_out += all_lines[:HELD_OUT]
+        users += all_lines[HELD_OUT:]
     return users, held_out
 
 
 def is_meant(line: Line, text: str, dice: random.Random) -> float:
-    """1.0 if the suggestion is what the user means this time, else 0.0."""
+    """Return 1.0 if the suggestion is the item that the user means this time, else 0.0."""
     return float(text.strip() == dice.choice(line.meant))
 
 
 def make_typists(lines: Sequence[Line], config: UsersConfig, seed: int) -> list[SimulatedUser]:
-    """The crowd: each user types lines of every family, their own favourites more often."""
+    """Return users who type lines of all families, each with a random order of preference."""
     dice = random.Random(f"{seed}/typists")
     families = list(dict.fromkeys(line.family for line in lines))
     return [
@@ -189,7 +189,7 @@ def make_typists(lines: Sequence[Line], config: UsersConfig, seed: int) -> list[
 
 
 def suite_items(lines: Sequence[Line]) -> list[dict[str, Any]]:
-    """Lines as items of an evaluation suite. If a family's next item is random, its suite items mean each possible one in turn."""
+    """Return lines as items of an evaluation suite. In a family with random items, the suite cycles through the possible next items."""
     turn: dict[str, int] = {}
     items: list[dict[str, Any]] = []
     for line in lines:

@@ -1,9 +1,9 @@
-"""The copilot's tasks: small Python functions, in families, with hidden tests; read from the shipped `tasks.jsonl`.
+"""Tasks of the demo's code copilot: small Python functions with hidden tests, grouped in families; read from the shipped `tasks.jsonl`.
 
-In the data flow: simulated users ask for tasks of the users' families and grade the answers with the tests; the evaluation suite
-is made of the held-out families, which no user ever asks for. The order is by popularity: families that come first, and tasks
-that come first in a family, are asked for more often (they are also the easier ones). `tables.txt` is the source (name, arguments,
-docstring, reference expression); `build` makes the shipped file from it, ``python -m ostinato.demo.tasks`` writes it.
+Simulated users ask for tasks of the users' families and grade the answers with the hidden tests. The evaluation suite has the held-out
+families, which no user asks for. The order is by popularity: earlier families, and earlier tasks in a family, are requested more often
+(and are easier). `tables.txt` is the source (name, arguments, docstring, reference expression): `build` generates the shipped file from
+it, and ``python -m ostinato.demo.tasks`` writes it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ostinato.core.lines import lines_of, one_line
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPrompt:
-    r"""A task's request to the endpoint: the model continues the text of the last message, up to `stop`.
+    r"""A task's prompt: the model continues the text of the last message, up to `stop`.
 
     Example::
 
@@ -41,7 +41,7 @@ class TaskPrompt:
 FILE = Path(__file__).with_name("tasks.jsonl")
 TABLES = Path(__file__).with_name("tables.txt")
 HELD_OUT_SHARE = 0.25
-SPLIT_SALT = "24"  # chosen so that both sides are equally hard for the model that training starts from
+SPLIT_SALT = "24"  # chosen so that both sides are equally hard for the base model
 MAX_TESTS = 7
 SYSTEM = "Write Python."
 STOP = ("\n\n", "\n```", "\ndef ", "\nprint", "\n#", "\nassert", "\nif ", "\nclass ", "\nfor ", "\nreturn")
@@ -50,7 +50,7 @@ MAX_TOKENS = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blank:
-    r"""One function to write: the model sees `head`, the tests are hidden, `solution` is the reference body.
+    r"""A function to complete: the model sees `head`; `tests` are hidden; `solution` is the reference body.
 
     Example::
 
@@ -70,12 +70,12 @@ class Blank:
         return TaskPrompt(messages=tuple(messages(self)), max_tokens=MAX_TOKENS, stop=STOP)
 
     def shows(self, text: str) -> bool:
-        """True: the copilot shows every answer."""
+        """Return True: the copilot shows every answer."""
         return True
 
 
 def load(path: Path = FILE) -> list[Blank]:
-    """The shipped tasks. Raises BadConfig if the file does not have the format that `build` writes."""
+    """Read the shipped tasks. Raises BadConfig if the file does not have the format that `build` writes."""
     try:
         return [Blank(**json.loads(line)) for line in lines_of(path.read_text(encoding="utf-8-sig"))]
     except (OSError, TypeError, ValueError) as error:
@@ -83,7 +83,7 @@ def load(path: Path = FILE) -> list[Blank]:
 
 
 def split(tasks: Sequence[Blank], share: float = HELD_OUT_SHARE) -> tuple[list[Blank], list[Blank]]:
-    """(users' tasks, held-out tasks): whole families, chosen by the hash of their names, so that the choice never changes."""
+    """Split into (users' tasks, held-out tasks) by whole families, chosen by a hash of their names, so that the split never changes."""
     families = sorted(
         {task.family for task in tasks}, key=lambda name: hashlib.sha256(f"{SPLIT_SALT}/{name}".encode()).digest()
     )
@@ -92,9 +92,9 @@ def split(tasks: Sequence[Blank], share: float = HELD_OUT_SHARE) -> tuple[list[B
 
 
 def messages(task: Blank) -> list[dict[str, str]]:
-    """The chat that asks for a task's body: the assistant's answer is prefilled with the head, and the model continues it.
+    """Return the chat for a task: the assistant's answer is prefilled with the function's head, and the model continues it.
 
-    The head's last newline is left to the model: tokenizers join it with the indentation that follows.
+    The head's last newline is left to the model, since tokenizers merge it with the indentation that follows.
     """
     return [
         {"role": "system", "content": SYSTEM},
@@ -104,7 +104,7 @@ def messages(task: Blank) -> list[dict[str, str]]:
 
 
 def suite_items(tasks: Iterable[Blank]) -> list[dict[str, Any]]:
-    """Tasks as items of an evaluation suite: the same prompt and sampling that users send, graded by the hidden tests."""
+    """Return tasks as items of an evaluation suite, with the prompts and sampling of users, graded by the hidden tests."""
     return [
         {
             "id": task.id,
@@ -123,7 +123,7 @@ def suite_items(tasks: Iterable[Blank]) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------- building the file from the tables
 
 
-# Arguments by kind, with which the hidden tests call the functions of `tables.txt`.
+# Arguments of the hidden tests, by the argument kinds of `tables.txt`.
 WORDS = ["apple", "Banana", "kiwi", "level", "Hello", "noon", "Zebra", "xyz", "Otto"]
 
 POOLS: dict[str, list[Any]] = {
@@ -210,14 +210,14 @@ POOLS: dict[str, list[Any]] = {
 
 
 def literal(value: Any) -> str:
-    """`repr`, but the same in every process: sets are written sorted."""
+    """Return `repr`, with sets sorted so that it is the same in every process."""
     if isinstance(value, set):
         return "{" + ", ".join(sorted(map(literal, value))) + "}" if value else "set()"
     return repr(value)
 
 
 def arguments(kinds: Sequence[str]) -> list[tuple[Any, ...]]:
-    """Argument tuples from the pools: argument i strides its pool at its own pace, so that combinations vary."""
+    """Return distinct argument tuples from the pools. Each argument uses another stride, so that combinations vary."""
     picks: list[tuple[Any, ...]] = []
     for k in range(24):
         pick = tuple(POOLS[kind][(k * (i + 1) + i * (k // 3) + i) % len(POOLS[kind])] for i, kind in enumerate(kinds))
@@ -227,7 +227,7 @@ def arguments(kinds: Sequence[str]) -> list[tuple[Any, ...]]:
 
 
 def check(call: str, value: Any) -> str:
-    """One assert; floats, also inside lists, are compared with a tolerance."""
+    """Return one assert statement. Floats, also in lists, are compared with a tolerance."""
     if isinstance(value, float):
         return f"assert abs({call} - {value!r}) < 1e-6\n"
     if isinstance(value, list) and any(isinstance(x, float) for x in value):
@@ -238,15 +238,15 @@ def check(call: str, value: Any) -> str:
 
 
 def make_tests(name: str, source: str, picks: Sequence[tuple[Any, ...]]) -> str:
-    """Asserts with the reference's own answers, preferring answers not seen yet; inputs that the reference refuses are left out."""
-    space: dict[str, Any] = {}
-    exec(source, space)
+    """Return assert statements with the reference's answers, distinct answers first. Inputs for which the reference raises are left out."""
+    namespace: dict[str, Any] = {}
+    exec(source, namespace)
     fresh: list[str] = []
     repeated: list[str] = []
     seen: set[str] = set()
     for pick in picks:
         try:
-            value = space[name](*copy.deepcopy(pick))
+            value = namespace[name](*copy.deepcopy(pick))
         except (ValueError, IndexError, TypeError, ZeroDivisionError, KeyError):
             continue
         line = check(f"{name}({', '.join(map(literal, pick))})", value)
@@ -256,13 +256,13 @@ def make_tests(name: str, source: str, picks: Sequence[tuple[Any, ...]]) -> str:
 
 
 def parse(line: str, family: str) -> Blank:
-    """One table line, ``name(arg:kind, ...) ;; docstring ;; expression [;; argument tuples]``, as a task."""
+    """Parse one table line, ``name(arg:kind, ...) ;; docstring ;; expression [;; argument tuples]``, into a task. Raises BadConfig."""
     signature, doc, expression, *inputs = (part.strip() for part in line.split(" ;; "))
-    found = re.fullmatch(r"(\w+)\((.*)\)", signature)
-    if found is None:
+    match = re.fullmatch(r"(\w+)\((.*)\)", signature)
+    if match is None:
         raise BadConfig(f"{TABLES.name}: {signature!r} is not name(arg:kind, ...)")
-    name = found[1]
-    pairs = [part.split(":") for part in found[2].split(", ")]
+    name = match[1]
+    pairs = [part.split(":") for part in match[2].split(", ")]
     head = f'def {name}({", ".join(pair[0] for pair in pairs)}):\n    """{doc}"""\n'
     solution = f"    return {expression}\n"
     picks = ast.literal_eval(inputs[0]) if inputs else arguments([pair[1] for pair in pairs])
@@ -271,7 +271,7 @@ def parse(line: str, family: str) -> Blank:
 
 
 def build() -> str:
-    """The text of `tasks.jsonl`."""
+    """Return the text of `tasks.jsonl`."""
     tasks: list[Blank] = []
     family = ""
     for line in lines_of(TABLES.read_text(encoding="utf-8")):

@@ -1,12 +1,12 @@
 """SIMULATED users of the demo, and their HTTP calls. Nobody in this file is a person, and no figure made with it is about people.
 
-In the data flow: each simulated user asks the endpoint for an answer to a task over HTTP, has the answer judged by `grade` (the
-copilot's: the task's hidden tests, in the sandbox), and accepts, rejects or ignores it. The users differ in what they ask for, how
-long they wait, how much they read and how fast they react; they misjudge 5% of the time, and their feedback comes late and sometimes
-twice. The true judgement (`true_pass`) stays on this side: the endpoint only ever sees the noisy feedback.
+Each simulated user asks the endpoint to complete a task over HTTP, has the answer judged by `grade` (for the copilot: the task's hidden
+tests, in the sandbox), and accepts, rejects or ignores it. The users differ in which tasks they ask for, how long they wait, how much they
+read and how fast they react. They misjudge 5% of answers by default, and their feedback is delayed and sometimes sent twice. The true
+judgement (`true_pass`) stays on this side: the endpoint sees only the noisy feedback.
 
-The calls speak only the public OpenAI dialect and `POST /v1/feedback`, like any product. Every way in which one can fail becomes a
-`Failed` with a short kind that can be counted.
+The calls use only the public OpenAI API and `POST /v1/feedback`, like any product. Every failure becomes a `Failed` with a short kind, for
+counting.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Failed(Exception):
 class Suggestion:
     r"""A streamed completion as the user saw it.
 
-    `turn` is the id that feedback names; `arm` and `policy` say what answered.
+    `turn` is the id to send feedback for; `arm` and `policy` (version) tell which model answered.
 
     Example: ``Suggestion(turn="chatcmpl-1:0", arm="live", policy=3, text="\n    return a + b", done=True)``
     """
@@ -56,7 +56,7 @@ class Suggestion:
     done: bool = False
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Take in one event of the stream. Raises Failed for an error event or too long an answer."""
+        """Apply one event of the stream. Raises Failed for an error event or an answer that is too long."""
         if "error" in event:
             error: Any = event["error"]
             code: Any = (error.get("code") or error.get("type")) if isinstance(error, dict) else error
@@ -77,7 +77,7 @@ class Suggestion:
 
 
 def body(prompt: TaskPrompt, user: str, model: str) -> dict[str, Any]:
-    """The chat completion request for a prompt."""
+    """Return the chat completion request for a prompt."""
     return {
         "model": model,
         "user": user,
@@ -93,7 +93,7 @@ def body(prompt: TaskPrompt, user: str, model: str) -> dict[str, Any]:
 
 
 async def ask(http: aiohttp.ClientSession, request: Mapping[str, Any]) -> Suggestion:
-    """Stream one completion to its end. Cancelling this closes the connection, as a person who walks away does. Raises Failed."""
+    """Stream one completion to its end. Cancellation closes the connection, like a person who walks away. Raises Failed."""
     answer = Suggestion()
     try:
         async with http.post("/v1/chat/completions", json=request) as response:
@@ -119,7 +119,7 @@ async def ask(http: aiohttp.ClientSession, request: Mapping[str, Any]) -> Sugges
 
 
 async def send_feedback(http: aiohttp.ClientSession, event: Mapping[str, Any]) -> None:
-    """Post one feedback event. Raises Failed; sending the same id again is harmless."""
+    """Post one feedback event. The event's id is an idempotency key, so retries are harmless. Raises Failed."""
     try:
         async with http.post("/v1/feedback", json=event) as response:
             if response.status not in (200, 202):
@@ -132,11 +132,11 @@ async def send_feedback(http: aiohttp.ClientSession, event: Mapping[str, Any]) -
 
 
 class UserTask(Protocol):
-    """A task that a simulated user can ask for: the copilot's `Blank`, Tab's `Line`."""
+    """A task that a simulated user can ask for: the copilot's `Blank` or the tab completion's `Line`."""
 
     @property
     def id(self) -> str:
-        """The task's name."""
+        """The task's unique name."""
         ...
 
     @property
@@ -146,22 +146,22 @@ class UserTask(Protocol):
 
     @property
     def prompt(self) -> TaskPrompt:
-        """The prompt that asks for it."""
+        """The prompt for the task."""
         ...
 
     def shows(self, text: str) -> bool:
-        """Whether this answer shows the user anything. An answer that shows nothing cannot be judged."""
+        """Return True if this answer shows the user anything; otherwise it cannot be judged."""
         ...
 
 
 W = TypeVar("W", bound=UserTask)
 
 Grade = Callable[[W, str], Awaitable[float]]
-"""(task, answer) -> 1.0 if it is what the user wanted, else 0.0."""
+"""(task, answer) -> 1.0 if the answer is what the user wanted, else 0.0."""
 
 
 class UsersConfig(BaseModel, frozen=True, extra="forbid"):
-    """How the simulated users behave as a crowd."""
+    """The number and the behaviour of the simulated users."""
 
     count: int = Field(default=50, ge=1, description="Number of simulated users.")
     streams_per_user: int = Field(default=1, ge=1, le=64, description="Most open requests per user.")
@@ -190,9 +190,10 @@ class UsersConfig(BaseModel, frozen=True, extra="forbid"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedUser:
-    """One simulated person: tastes and temper, nothing more.
+    """One simulated user.
 
-    `families` are what they ask for, the favourite first; `pace` scales think and reaction times.
+    `families`: the task families that the user asks for, the favourite first. `patience_s`: the longest wait for an answer.
+    `patience_chars`: the longest answer that the user reads. `pace` scales think and reaction times.
 
     Example: ``SimulatedUser(id="sim-07", families=("sorting", "sets"), patience_s=41.0, patience_chars=180, pace=0.8)``
     """
@@ -225,7 +226,9 @@ class RequestOutcome:
 
 @dataclass(slots=True, kw_only=True)
 class UserStats:
-    """The run from the simulated users' side. `failures` counts requests and feedback by kind of failure."""
+    """Statistics of a run, from the simulated users' side. `failures`: failed requests and feedback calls, by kind. `flipped`: wrong
+    judgements.
+    """
 
     outcomes: list[RequestOutcome] = field(default_factory=list[RequestOutcome])
     failures: Counter[str] = field(default_factory=Counter[str])
@@ -233,14 +236,14 @@ class UserStats:
     flipped: int = 0
 
     def acceptance(self, arm: str | None = None) -> float | None:
-        """The share of accepted among accepted and rejected answers, of one arm or of all; None before the first."""
+        """Return the acceptance rate, accepted / (accepted + rejected), of one arm or of all; None before the first judgement."""
         kinds = Counter(outcome.kind for outcome in self.outcomes if arm is None or outcome.arm == arm)
         judged = kinds["accepted"] + kinds["rejected"]
         return kinds["accepted"] / judged if judged else None
 
 
 def make_users(tasks: Sequence[UserTask], config: UsersConfig, seed: int) -> list[SimulatedUser]:
-    """The crowd: each user prefers a few families; the order of `tasks` is the order of popularity."""
+    """Return users who each prefer a few task families. The order of `tasks` is the order of popularity."""
     dice = random.Random(f"{seed}/users")
     families = list(dict.fromkeys(task.family for task in tasks))
     popularity = [1.0 / (rank + 4) for rank in range(len(families))]
@@ -252,7 +255,7 @@ def make_users(tasks: Sequence[UserTask], config: UsersConfig, seed: int) -> lis
 
 
 def make_user(number: int, families: tuple[str, ...], config: UsersConfig, dice: random.Random) -> SimulatedUser:
-    """A user with these preferences and a temper drawn at random."""
+    """Return a user with these preferences and random patience and pace."""
     return SimulatedUser(
         id=f"sim-{number:02d}",
         families=families,
@@ -262,8 +265,8 @@ def make_user(number: int, families: tuple[str, ...], config: UsersConfig, dice:
     )
 
 
-class _Crowd(Generic[W]):
-    """One run: the shared connection, the grading bound and the statistics."""
+class _UserRun(Generic[W]):
+    """The shared state of one run: the HTTP session, the limit on concurrent grading, and the statistics."""
 
     def __init__(
         self,
@@ -289,7 +292,7 @@ class _Crowd(Generic[W]):
             self._by_family.setdefault(task.family, []).append(task)
 
     async def live(self, user: SimulatedUser, stream: int, background: asyncio.TaskGroup) -> None:
-        """One of a user's streams: ask, look, react, think, until the time is over. A request under way is finished."""
+        """Run one of a user's request streams until the time is over. A request in flight is finished."""
         dice = random.Random(f"{self._seed}/{user.id}/{stream}")
         await asyncio.sleep(dice.uniform(0, self._config.think_s) * user.pace)
         number = 0
@@ -308,7 +311,7 @@ class _Crowd(Generic[W]):
         return time.monotonic() - self._started
 
     def _pick(self, user: SimulatedUser, dice: random.Random) -> W:
-        """A task of a preferred family; the favourite family and each family's first tasks come up more often."""
+        """Draw a task. The favourite family and each family's first tasks are more likely."""
         family = dice.choices(user.families, [1.0 / (rank + 2) for rank in range(len(user.families))])[0]
         tasks = self._by_family[family]
         return dice.choices(tasks, [1.0 / (rank + 2) for rank in range(len(tasks))])[0]
@@ -344,7 +347,7 @@ class _Crowd(Generic[W]):
         )
 
     def _judge(self, user: SimulatedUser, answer: Suggestion, passed: bool, dice: random.Random) -> str:
-        """The user's judgement: an answer too long to read is rejected; a share of answers is ignored, a share of judgements is wrong."""
+        """Return the user's judgement. Too long an answer is rejected; some answers are ignored, and some judgements are flipped."""
         if dice.random() < self._config.ignore_share:
             return "ignored"
         liked = passed and len(answer.text) <= user.patience_chars
@@ -354,7 +357,7 @@ class _Crowd(Generic[W]):
         return "accepted" if liked else "rejected"
 
     async def _feedback(self, user: SimulatedUser, turn: str, kind: str, key: str, dice: random.Random) -> None:
-        """Send the judgement after the reaction time, sometimes much later, sometimes twice under the same id."""
+        """Send the judgement after the reaction time, sometimes much later, sometimes twice with the same id."""
         delay = dice.expovariate(1.0) * self._config.reaction_s * user.pace
         if dice.random() < self._config.late_share:
             delay += dice.uniform(0, self._config.late_s)
@@ -386,26 +389,26 @@ async def run_users(
     config: UsersConfig,
     on_event: Callable[[RequestOutcome], None],
 ) -> UserStats:
-    """Let the simulated users work for some time; requests under way at the end are finished, feedback is delivered.
+    """Run the simulated users for some time. Requests in flight at the end are finished, and their feedback is delivered.
 
     Args:
         base_url: the endpoint, such as "http://127.0.0.1:8000".
         users: from `make_users` with the same tasks.
-        tasks: what they may ask for (the users' side of `split`).
-        grade: whether an answer is what the user wanted.
-        seconds: when to stop asking.
-        seed: seeds everything random here, but not the endpoint's answers.
-        config: the crowd's behaviour.
+        tasks: the tasks that users may ask for (the users' side of `split`).
+        grade: judges whether an answer is what the user wanted.
+        seconds: no requests are started after this time.
+        seed: seeds all randomness of the users, but not the endpoint's answers.
+        config: the users' behaviour.
         on_event: called once per request, for the live display; must not block.
 
-    A failed request never ends the run: it is counted in `UserStats.failures`. Cancelling the call stops everything at once.
-    Errors of `grade` (such as SandboxRefused) do end it, as an ExceptionGroup.
+    A failed request never ends the run: it is counted in `UserStats.failures`. Errors of `grade` (such as SandboxRefused) end the run as an
+    ExceptionGroup. Cancellation stops everything at once.
     """
     headers = {"Authorization": f"Bearer {config.api_key}"} if config.api_key else {}
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(base_url, headers=headers, timeout=timeout, connector=connector) as http:
-        crowd = _Crowd(http, tasks, grade, seconds, seed, config, on_event)
+        crowd = _UserRun(http, tasks, grade, seconds, seed, config, on_event)
         async with asyncio.TaskGroup() as group:
             for user in users:
                 for stream in range(config.streams_per_user):

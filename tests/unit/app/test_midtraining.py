@@ -162,7 +162,7 @@ def test_the_first_steps_are_small_in_a_short_course_too(place):
         ({"weights": (float("nan"),)}, "--mixture"),
         ({"phases": (Phase(length=64, share=float("inf")),)}, "share"),
         ({"held_out": 0.0}, "--held-out"),
-        ({"held_out": 1e-9}, "--held-out 1e-09 of the 40 files .* leaves 40 to read and 0 to measure on"),
+        ({"held_out": 1e-9}, "--held-out 1e-09 of the 40 files .* leaves 40 to train on and 0 to evaluate on"),
     ],
 )
 def test_a_course_that_cannot_be_read_is_refused_before_it_begins(more, said, place, corpus, tmp_path):

@@ -177,7 +177,7 @@ def test_a_run_that_can_lend():
         (["learn.source=people"], 'no rollouts to lend to; set it to "worlds" or "both"'),
         (["record.url='postgresql:///c'"], "set compute.lend.only_gateway = true"),
         (["compute.lend.carries=0"], "set carries to .*, or most = 0"),
-        (["compute.lend.lend_below=0.8"], "lend_below must lie below return_above"),
+        (["compute.lend.lend_below=0.8"], "lend_below must be below return_above"),
     ],
 )
 def test_a_run_that_cannot_lend_is_told_why(more, message):

@@ -9,14 +9,14 @@ from ostinato.compute.plan import (
     PlannedShares,
     PlannedTurns,
     cache_bytes,
-    decoded,
-    dispatched,
-    least_replica,
+    decode_work,
+    dispatch_bytes,
+    fitting_answers,
+    parameters_read,
     planned_work,
-    prefilled,
+    prefill_work,
     roofline,
-    room,
-    touched,
+    smallest_replica,
 )
 
 DENSE = PlannedModel(parameters=1000, active=1000, layers=2, hidden=10, heads=4, kv_heads=2, head_size=5, experts=0)
@@ -51,33 +51,33 @@ def test_a_token_of_cache_is_a_key_and_a_value_in_each_layer():
 
 
 def test_experts_that_are_read():
-    assert touched(DENSE, 1) == 1000
+    assert parameters_read(DENSE, 1) == 1000
     # 900 = d + x and 300 = d + x/4: experts hold 800, everybody reads the other 100
-    assert touched(SPARSE, 1) == pytest.approx(300)
-    assert touched(SPARSE, 2) == pytest.approx(100 + 800 * (1 - 0.75**2))
-    assert touched(SPARSE, 1e4) == pytest.approx(900)
+    assert parameters_read(SPARSE, 1) == pytest.approx(300)
+    assert parameters_read(SPARSE, 2) == pytest.approx(100 + 800 * (1 - 0.75**2))
+    assert parameters_read(SPARSE, 1e4) == pytest.approx(900)
 
 
 def test_what_experts_on_other_machines_cost_the_network():
-    assert dispatched(SPARSE, 3) == 2 * 2 * 2 * 3 * 10
-    assert dispatched(DENSE, 3) == 0
+    assert dispatch_bytes(SPARSE, 3) == 2 * 2 * 2 * 3 * 10
+    assert dispatch_bytes(DENSE, 3) == 0
 
 
 def test_a_prefill_by_hand():
-    found = prefilled(DENSE, TURNS, chunk=16, copies=0)
+    found = prefill_work(DENSE, TURNS, chunk=16, copies=0)
     pairs = 5 + 6 + 7 + 8  # four new tokens after four cached ones
     assert found.flops == 4 * 2000 + pairs * 160
     assert found.memory == 4 / 16 * 1000 * 2 + 8 * 80
 
 
 def test_a_decode_by_hand():
-    found = decoded(DENSE, TURNS, batch=4, copies=0)
+    found = decode_work(DENSE, TURNS, batch=4, copies=0)
     pairs = 9 + 10
     assert found.flops == 2 * 2000 + pairs * 160
     assert found.memory == 2 / 4 * 1000 * 2 + pairs * 80
 
 
 def test_room_beside_the_weights():
-    assert room(DENSE, TURNS, CARD, ALL, replica=2) == (2 * 2 * 1000 - 2000) / (9 * 80)
-    assert room(DENSE, TURNS, CARD, ALL, replica=1) == 0
-    assert least_replica(DENSE, TURNS, CARD, ALL) == 2
+    assert fitting_answers(DENSE, TURNS, CARD, ALL, replica=2) == (2 * 2 * 1000 - 2000) / (9 * 80)
+    assert fitting_answers(DENSE, TURNS, CARD, ALL, replica=1) == 0
+    assert smallest_replica(DENSE, TURNS, CARD, ALL) == 2

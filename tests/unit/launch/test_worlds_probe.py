@@ -52,5 +52,5 @@ def test_without_it_nothing_is_set_aside(files):
 
 def test_files_that_share_nothing_are_refused(files):
     files[1].write_text(files[1].read_text().replace('"asked": "q', '"asked": "other'))
-    with pytest.raises(BadRequest, match="nothing was asked on both sides"):
+    with pytest.raises(BadRequest, match="no prompt occurs on both sides"):
         told(files, same_prompts=True, machine=True)

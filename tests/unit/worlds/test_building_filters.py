@@ -4,13 +4,13 @@ from tests.fakes.tiny_package import MODULE
 from ostinato.core.errors import BadRequest
 from ostinato.worlds.building.filters import (
     ChangeFate,
-    Elsewhere,
+    DuplicateCode,
     TaskKind,
     TestLines,
-    gives_away,
     instruct,
-    judge_first,
-    says_enough,
+    is_specified,
+    judge_run,
+    reveals_answer,
     split_tests,
 )
 from ostinato.worlds.building.mutations import functions_of
@@ -41,9 +41,7 @@ def run(passed="", failed="", **more):
 )
 def test_what_one_run_says(outcome, lazy, fate):
     split = split_tests("abcd", outcome or SuiteRun())
-    assert (
-        judge_first(outcome, split, stable=4, most_failing=0.5, lazy=None if lazy is None else frozenset(lazy)) is fate
-    )
+    assert judge_run(outcome, split, stable=4, most_failing=0.5, lazy=None if lazy is None else frozenset(lazy)) is fate
 
 
 def test_a_test_that_cannot_be_collected_any_more_fails():
@@ -52,8 +50,8 @@ def test_a_test_that_cannot_be_collected_any_more_fails():
 
 def test_a_copy_of_the_answer_is_found_and_the_function_itself_is_none():
     files = {"tiny_counts.py": MODULE.encode()}
-    assert not Elsewhere(files).leaks(CLAMP, MODULE)
-    assert Elsewhere({**files, "docs/how.rst": MODULE.encode()}).leaks(CLAMP, MODULE)
+    assert not DuplicateCode(files).leaks(CLAMP, MODULE)
+    assert DuplicateCode({**files, "docs/how.rst": MODULE.encode()}).leaks(CLAMP, MODULE)
 
 
 TWINS = """
@@ -78,7 +76,7 @@ class Parser:
 
 def test_a_twin_under_other_names_gives_the_answer_away():
     first, second, other = functions_of("p.py", TWINS)
-    elsewhere = Elsewhere({"p.py": TWINS.encode()})
+    elsewhere = DuplicateCode({"p.py": TWINS.encode()})
     assert elsewhere.leaks(first, TWINS)
     assert elsewhere.leaks(second, TWINS)
     assert not elsewhere.leaks(other, TWINS)
@@ -90,8 +88,8 @@ def test_the_words_say_what_and_name_tests_and_give_no_line_away(kind):
     assert "tests/t.py::test_0" in words
     assert "and 2 more" in words
     assert "both allowed" in words  # the docstring's
-    assert not gives_away(CLAMP, MODULE, words)
-    assert gives_away(CLAMP, MODULE, words + '\n        raise ValueError("bounds")')
+    assert not reveals_answer(CLAMP, MODULE, words)
+    assert reveals_answer(CLAMP, MODULE, words + '\n        raise ValueError("bounds")')
     assert (CLAMP.name in words) is (kind is not TaskKind.BUG)  # a bug is to be found
 
 
@@ -117,9 +115,7 @@ def test_a_suite_that_is_not_green_is_refused(runs):
 
 def test_a_change_with_which_no_test_passes_is_left_out():
     outcome = run("", "ab")
-    assert (
-        judge_first(outcome, split_tests("ab", outcome), stable=9, most_failing=0.5, lazy=None) is ChangeFate.UNGUARDED
-    )
+    assert judge_run(outcome, split_tests("ab", outcome), stable=9, most_failing=0.5, lazy=None) is ChangeFate.UNGUARDED
 
 
 SPARSE = '''
@@ -164,7 +160,7 @@ class C:
 
 
 def enough(function, *, kind=TaskKind.REMOVAL, tests=(), lines_a_word=4.0, undocumented_lines=8):
-    return says_enough(kind, function, tests, lines_a_word=lines_a_word, undocumented_lines=undocumented_lines)
+    return is_specified(kind, function, tests, lines_a_word=lines_a_word, undocumented_lines=undocumented_lines)
 
 
 def test_what_is_to_be_written_says_what_for():

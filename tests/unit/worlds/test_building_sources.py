@@ -78,7 +78,7 @@ def test_a_zip_of_very_many_entries_is_refused_before_they_are_listed(monkeypatc
     with zipfile.ZipFile(buffer, "w") as archive:
         for number in range(50):
             archive.writestr(f"top/{number}/", "")
-    monkeypatch.setattr(sources, "MOST_FILES", 24)
+    monkeypatch.setattr(sources, "MAX_FILES", 24)
     with pytest.raises(TooLarge, match="24 files"):
         unpack(buffer.getvalue(), "a.zip")
 
@@ -111,7 +111,7 @@ def test_damage_is_named(packed):
 
 
 def test_what_is_no_archive_is_refused():
-    with pytest.raises(BadRequest, match="not an archive"):
+    with pytest.raises(BadRequest, match="not a readable archive"):
         unpack(b"nothing", "a.tar.gz")
 
 
@@ -213,6 +213,6 @@ async def test_the_wheels_of_a_task_are_bounded_together(monkeypatch):
 
     monkeypatch.setattr(sources, "_pip", download)
     assert len(await sources.fetch_wheels(["tabulate"])) == 4
-    monkeypatch.setattr(sources, "MOST_BYTES", 3_500)
+    monkeypatch.setattr(sources, "MAX_BYTES", 3_500)
     with pytest.raises(BadRequest, match="wheels of tabulate hold more than"):
         await sources.fetch_wheels(["tabulate"])

@@ -1,4 +1,4 @@
-from ostinato.worlds.building.attempts import SelectedTests, passing_for_nothing, stubs
+from ostinato.worlds.building.attempts import SelectedTests, find_passing_stubs, stubs
 from ostinato.worlds.building.mutations import functions_of
 from ostinato.worlds.building.runs import SuiteRun
 
@@ -80,7 +80,7 @@ def asked(function, lazy=frozenset({"t.py::a"})):
 async def found(passes, *each, bare=frozenset()):
     runs = Runs(passes)
     without = {"scale.py::Scale.of": bare}
-    return await passing_for_nothing(runs, {"scale.py": SOURCE}, each, without), runs.jobs
+    return await find_passing_stubs(runs, {"scale.py": SOURCE}, each, without), runs.jobs
 
 
 async def test_a_stub_that_passes_every_test_is_named_and_one_that_passes_some_is_not():

@@ -15,7 +15,7 @@ from ostinato.worlds.sandbox import proxy
 from ostinato.worlds.sandbox.e2b.backend import E2BBox, E2BBoxes
 from ostinato.worlds.sandbox.gvisor.backend import GVisorBox
 from ostinato.worlds.sandbox.gvisor.line import GvisorConnection
-from ostinato.worlds.sandbox.proxy import SandboxPlaces
+from ostinato.worlds.sandbox.proxy import OpenSandboxes
 
 
 class FakeBox:
@@ -54,7 +54,7 @@ async def starts_at_once(places):
 
 
 async def test_one_more_waits_until_a_place_is_given_back():
-    places = SandboxPlaces(2)
+    places = OpenSandboxes(2)
     first, _ = [await places.start(launching(FakeBox()), ()) for _ in range(2)]
     launched = asyncio.Event()
 
@@ -74,14 +74,14 @@ async def test_one_more_waits_until_a_place_is_given_back():
 
 @pytest.mark.parametrize("error", [Unavailable("no"), asyncio.CancelledError()])
 async def test_what_does_not_start_takes_no_place(error):
-    places = SandboxPlaces(1)
+    places = OpenSandboxes(1)
     with pytest.raises(type(error)):
         await places.start(launching(error), ())
     await starts_at_once(places)
 
 
 async def test_a_way_out_that_cannot_be_had_ends_the_sandbox():
-    places, box = SandboxPlaces(1), FakeBox(refusal=Unavailable("port 3128"))
+    places, box = OpenSandboxes(1), FakeBox(refusal=Unavailable("port 3128"))
     with pytest.raises(Unavailable, match="3128"):
         await places.start(launching(box), ("pypi.org:443",))
     assert box.stops == 1
@@ -93,7 +93,7 @@ async def test_a_proxy_that_cannot_start_leaves_no_socket_open(monkeypatch):
         raise OSError("no")
 
     monkeypatch.setattr(asyncio, "start_server", refuse)
-    places, box = SandboxPlaces(1), FakeBox()
+    places, box = OpenSandboxes(1), FakeBox()
     with pytest.raises(OSError, match="no"):
         await places.start(launching(box), ("pypi.org:443",))
     assert box.stops == 1
@@ -102,7 +102,7 @@ async def test_a_proxy_that_cannot_start_leaves_no_socket_open(monkeypatch):
 
 
 async def test_the_proxy_answers_while_its_sandbox_lives():
-    places, box = SandboxPlaces(1), FakeBox()
+    places, box = OpenSandboxes(1), FakeBox()
     await places.start(launching(box), ("pypi.org:443",))
     address = box.listener.getsockname()
     reader, writer = await asyncio.open_connection(*address)
@@ -115,12 +115,12 @@ async def test_the_proxy_answers_while_its_sandbox_lives():
 
 
 async def test_without_hosts_no_port_is_taken():
-    box = await SandboxPlaces(1).start(launching(FakeBox()), ())
+    box = await OpenSandboxes(1).start(launching(FakeBox()), ())
     assert box.ports == []
 
 
 async def test_closing_stops_all_that_are_open():
-    places = SandboxPlaces(3)
+    places = OpenSandboxes(3)
     boxes = [await places.start(launching(FakeBox()), ()) for _ in range(3)]
     await boxes[0].stop()
     await places.close()
@@ -207,7 +207,7 @@ async def test_a_stop_that_is_cancelled_twice_leaves_no_file_open():
         leaving.set()
         await asyncio.Event().wait()
 
-    box.wire.left = left
+    box.wire.wait_closed = left
     stopping = asyncio.create_task(box.stop())
     async with asyncio.timeout(PATIENT_S):
         await machine.asked.wait()
@@ -223,8 +223,8 @@ async def test_a_stop_that_is_cancelled_twice_leaves_no_file_open():
 
 
 async def test_a_program_cannot_open_more_ways_out_than_it_may(monkeypatch):
-    monkeypatch.setattr(proxy, "MOST_CONNECTIONS", 3)
-    places, box = SandboxPlaces(1), FakeBox()
+    monkeypatch.setattr(proxy, "MAX_CONNECTIONS", 3)
+    places, box = OpenSandboxes(1), FakeBox()
     await places.start(launching(box), ("pypi.org:443",))
     async with asyncio.timeout(PATIENT_S):
         opened = [await asyncio.open_connection(*box.listener.getsockname()) for _ in range(3)]

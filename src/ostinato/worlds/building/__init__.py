@@ -1,1 +1,1 @@
-"""Builds tasks from published packages: a package's own tests show what a change broke, and when it is fixed."""
+"""Builds coding tasks from published packages by mutation testing: the package's own tests fail on a mutation and verify its fix."""

@@ -1,6 +1,6 @@
-"""Mutation testing of a package: mutates its functions in small batches and keeps the mutations whose failing tests are stable.
+"""Mutation testing of a package: mutates its functions in small batches and keeps mutations that make the same tests fail in two runs.
 
-A function whose tests are too weak is left out: they pass with a stub, or with the function deleted.
+A function whose tests are too weak, because they pass with a trivial stub or with the function deleted, is left out.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LITERALS: tuple[tuple[type[cst.BaseExpression], str], ...] = (
 
 
 def _type_of(value: cst.BaseExpression | None) -> str:
-    """An expression's type as its syntax suggests: a key of `_OF_TYPE`, or "" if unknown."""
+    """Guess an expression's type from its syntax: a key of `_OF_TYPE`, or "" if unknown."""
     if value is None:
         return "None"
     if isinstance(value, cst.Name):
@@ -50,7 +50,7 @@ def _type_of(value: cst.BaseExpression | None) -> str:
     return next((name for kind, name in _LITERALS if isinstance(value, kind)), "")
 
 
-class _Answers(cst.CSTVisitor):
+class _ReturnVisitor(cst.CSTVisitor):
     """Collects the types that a body returns, and whether it yields. Nested functions and classes are skipped."""
 
     def __init__(self) -> None:
@@ -73,34 +73,34 @@ class _Answers(cst.CSTVisitor):
         self.yields = True
 
 
-def _given(function: cst.FunctionDef) -> list[str]:
-    """The required positional parameters, except `self` and `cls`."""
+def _required_parameters(function: cst.FunctionDef) -> list[str]:
+    """Return the required positional parameters, except `self` and `cls`."""
     named = [*function.params.posonly_params, *function.params.params]
     return [each.name.value for each in named if each.default is None and each.name.value not in ("self", "cls")]
 
 
 def _values(function: cst.FunctionDef) -> Iterator[str]:
-    answers = _Answers()
-    function.body.visit(answers)
+    returned = _ReturnVisitor()
+    function.body.visit(returned)
     yield "None"
-    if answers.yields:
+    if returned.yields:
         if function.asynchronous is None:
             yield "iter(())"
         return
-    types = answers.types - {"None"}
-    stated = function.returns.annotation if function.returns is not None else None
-    stated = stated.value if isinstance(stated, cst.Subscript) else stated
-    if types and isinstance(stated, cst.Name) and stated.value in _OF_TYPE:
-        types = {stated.value}
+    types = returned.types - {"None"}
+    annotation = function.returns.annotation if function.returns is not None else None
+    annotation = annotation.value if isinstance(annotation, cst.Subscript) else annotation
+    if types and isinstance(annotation, cst.Name) and annotation.value in _OF_TYPE:
+        types = {annotation.value}
     yield from _ANY if "" in types else (value for each in sorted(types) for value in _OF_TYPE[each])
     if types:
-        yield from _given(function)[:2]
+        yield from _required_parameters(function)[:2]
 
 
 def stubs(block: str) -> dict[str, str]:
-    r"""Trivial stubs for a function, doing nothing first: the expression that each returns -> the function's lines with it as the body.
+    r"""Return trivial stubs of a function as {returned expression: the function's lines with that body}, "None" first.
 
-    Which there are depends on what the real body returns. Raises ValueError if the lines are not one function.
+    The expressions depend on the types that the real body returns. Raises ValueError if the lines are not one function.
 
     Example: ``stubs("def f(x):\n    return x > 1\n")["False"] == "def f(x):\n    return False\n"``
     """
@@ -111,14 +111,15 @@ def stubs(block: str) -> dict[str, str]:
 # ---------------------------------------------------------------- weak tests
 
 
-_WEAKNESS_MARGIN_SECONDS = 1.0  # CPU time: a stub is either quick or hangs
+_WEAKNESS_MARGIN_SECONDS = 1.0  # CPU time; small, since a stub is either quick or hangs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectedTests:
-    """The tests to run for a function: those that enter it, and some others from the same files. They take `seconds` with the function.
+    """The tests to run for a function: those that enter it, and some others from the same files.
 
-    `lazy` are the tests that failed when the function did nothing, up to where that run stopped; None if it recorded no failed test.
+    `seconds`: their duration with the original function. `lazy`: the tests that failed with a stub returning None, as far as that run got;
+    None if it recorded no failed test.
 
     Example: ``SelectedTests(function=function, tests=("test_a.py::test_b",), targets=("test_a.py",), seconds=0.1)``
     """
@@ -130,12 +131,12 @@ class SelectedTests:
     lazy: frozenset[str] | None = None
 
 
-async def passing_for_nothing(
+async def find_passing_stubs(
     runs: SuiteRuns, sources: Mapping[str, str], asked: Sequence[SelectedTests], bare: Mapping[str, frozenset[str]]
 ) -> list[str]:
-    """For each function to be written, a trivial stub that passes its tests, such as "return False"; "" if none was found.
+    """Return for each function to be written a trivial stub that passes its tests, such as "return False"; "" if none was found.
 
-    `bare` is function -> the tests that pass without it, for example because an inherited method does as well.
+    `bare`: function -> the tests that pass with the function deleted, for example because an inherited method takes its place.
     """
     found = [
         "nothing in its place" if bare.get(each.function.key, frozenset()).issuperset(each.tests) else ""
@@ -155,9 +156,9 @@ async def passing_for_nothing(
 
 
 def _jobs(asked: SelectedTests, text: str, group: str) -> list[tuple[str, SuiteJob]]:
-    """One job per stub. A job stops at its first failing test, and the group stops at the first stub that passes."""
+    """Return one job per stub. A job stops at its first failing test, and the group stops at the first stub that passes."""
     function, tests = asked.function, asked.tests
-    known = asked.lazy is None or not asked.lazy.isdisjoint(tests)  # doing nothing has been tried and does not pass
+    known = asked.lazy is None or not asked.lazy.isdisjoint(tests)  # "return None" was tried before and does not pass
     jobs: list[tuple[str, SuiteJob]] = []
     for returns, block in stubs(function.block(text)).items():
         if known and returns == "None":
@@ -174,14 +175,14 @@ def _jobs(asked: SelectedTests, text: str, group: str) -> list[tuple[str, SuiteJ
 
 
 _NOTHING = filters.NoticedTests(fail_to_pass=(), pass_to_pass=())
-_MARGIN_SECONDS = 2.0  # CPU time for a run's own overhead and for what a change may add
+_MARGIN_SECONDS = 2.0  # CPU time for a run's overhead and for a slower mutation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One change to one function, and its fate. `block` is the text that replaces the function.
+    """One mutation of one function, and its fate.
 
-    `detail` is a bug's kind or, if the tests are too weak, the stub that passes them.
+    `block`: the text that replaces the function. `detail`: the kind of bug or, for weak tests, the stub that passes them.
 
     Example: ``Attempt(function="calc.py::add", kind=TaskKind.BUG, detail="arithmetic", block="def add(a, b): ...", fate=ChangeFate.VALID)``
     """
@@ -195,7 +196,7 @@ class Attempt:
 
 
 def select(function: mutations.Function, baseline: GreenSuite, beside: int) -> SelectedTests | None:
-    """The tests to run for a function; None if no test enters it."""
+    """Select the tests to run for a function, with up to `beside` tests that do not enter it. Return None if no test enters it."""
     entering = baseline.tests_of(function.path, function.first)
     if not entering:
         return None
@@ -212,7 +213,7 @@ def _files(tests: Sequence[str]) -> tuple[str, ...]:
 
 
 class Attempts:
-    """Mutates one package's functions. `sources` are the files that may change: path -> text."""
+    """Mutates one package's functions. `sources`: path -> text of the files that may be mutated; `files`: all files."""
 
     def __init__(
         self,
@@ -226,25 +227,25 @@ class Attempts:
         self.baseline = baseline
         self.sources = sources
         self.config = config
-        self._elsewhere = filters.Elsewhere(files)
+        self._duplicates = filters.DuplicateCode(files)
         self._tests = filters.TestLines(files)
 
     def functions(self) -> list[mutations.Function]:
-        """All functions that may be mutated, shuffled by the seed."""
-        found = [
+        """Return all functions that may be mutated, shuffled by the seed."""
+        functions = [
             function for path, text in sorted(self.sources.items()) for function in mutations.functions_of(path, text)
         ]
-        random.Random(self.config.seed).shuffle(found)
-        return found
+        random.Random(self.config.seed).shuffle(functions)
+        return functions
 
     def batches(self, done: frozenset[str]) -> Iterator[list[mutations.Function]]:
-        """The functions that are not done yet, a batch at a time."""
-        left = [function for function in self.functions() if function.key not in done]
-        for at in range(0, len(left), self.config.batch):
-            yield left[at : at + self.config.batch]
+        """Yield the functions that are not done yet, in batches."""
+        remaining = [function for function in self.functions() if function.key not in done]
+        for at in range(0, len(remaining), self.config.batch):
+            yield remaining[at : at + self.config.batch]
 
     def _changed(self, function: mutations.Function, block: str) -> dict[str, str] | None:
-        """The edited file as path -> text, with `block` in the function's place; None if it does not compile."""
+        """Return {path: text} of the file with the function replaced by `block`, or None if it does not compile."""
         text = function.replaced(self.sources[function.path], block)
         return {function.path: text} if mutations.compiles(text) else None
 
@@ -255,7 +256,7 @@ class Attempts:
         )  # fmt: skip
 
     def _selections(self, functions: Sequence[mutations.Function]) -> tuple[list[SelectedTests], list[Attempt]]:
-        """The functions worth trying, and an attempt for each of the others with the reason for leaving it out."""
+        """Return the selected tests of functions worth mutating, and attempts that record why the other functions are left out."""
         chosen: list[SelectedTests] = []
         left_out: list[Attempt] = []
         for function in functions:
@@ -264,7 +265,7 @@ class Attempts:
                 why = filters.ChangeFate.UNTESTED
             elif selected.seconds > self.config.selection_seconds:
                 why = filters.ChangeFate.TOO_SLOW
-            elif self._elsewhere.leaks(function, self.sources[function.path]):
+            elif self._duplicates.leaks(function, self.sources[function.path]):
                 why = filters.ChangeFate.LEAKS
             else:
                 chosen.append(selected)
@@ -273,7 +274,7 @@ class Attempts:
         return chosen, left_out
 
     def _candidates(self, function: mutations.Function) -> list[tuple[filters.TaskKind, str, str]]:
-        """Candidate changes to a function, as (kind, detail, new lines)."""
+        """Return candidate mutations of a function as (kind, detail, new lines)."""
         block = function.block(self.sources[function.path])
         found: list[tuple[filters.TaskKind, str, str]] = []
         if function.code_lines >= self.config.body_lines and not function.name.endswith("__doc__"):
@@ -289,11 +290,11 @@ class Attempts:
             ]
         return found
 
-    def _says_enough(self, kind: filters.TaskKind, function: mutations.Function) -> bool:
+    def _is_specified(self, kind: filters.TaskKind, function: mutations.Function) -> bool:
         if kind is filters.TaskKind.BUG:
-            return True  # the function is there to be read
+            return True  # the solver can read the function
         entering = self.baseline.tests_of(function.path, function.first)
-        return filters.says_enough(
+        return filters.is_specified(
             kind,
             function,
             map(self._tests.of, entering),
@@ -304,7 +305,7 @@ class Attempts:
     def _changes(
         self, needed: Sequence[SelectedTests]
     ) -> tuple[list[tuple[SelectedTests, Attempt, SuiteJob]], list[Attempt]]:
-        """The changes to run, with their jobs, and those left out because the prompt would say too little."""
+        """Return the mutations to run, with their jobs, and those left out because the prompt would say too little."""
         limit = int(self.config.most_failing * len(self.baseline.stable))
         open_: list[tuple[SelectedTests, Attempt, SuiteJob]] = []
         left_out: list[Attempt] = []
@@ -314,28 +315,29 @@ class Attempts:
                 change = Attempt(
                     function=function.key, kind=kind, detail=detail, block=block, fate=filters.ChangeFate.VALID
                 )
-                if not self._says_enough(kind, function):
+                if not self._is_specified(kind, function):
                     left_out.append(replace(change, fate=filters.ChangeFate.SAYS_LITTLE))
                 elif (edits := self._changed(function, block)) is not None:
                     open_.append((selected, change, self._job(selected, edits, limit)))
         return open_, left_out
 
-    async def _needed(self, chosen: Sequence[SelectedTests]) -> tuple[list[SelectedTests], list[Attempt]]:
-        """The functions that some test needs, with the tests that fail when they do nothing, and attempts for the other functions.
+    async def _probe_stubs(self, chosen: Sequence[SelectedTests]) -> tuple[list[SelectedTests], list[Attempt]]:
+        """Run each function's tests with a stub that returns None. Return the functions for which a test fails, with those tests as `lazy`,
+        and attempts that record the other functions as untested.
 
-        Only tests that also pass when the selection is run by itself stay selected.
+        Only tests that also pass when the selection runs by itself stay selected.
         """
         jobs: list[tuple[SelectedTests, SuiteJob]] = []
         for selected in chosen:
             block = selected.function.block(self.sources[selected.function.path])
-            edits = self._changed(selected.function, mutations.doing_nothing(block))
+            edits = self._changed(selected.function, mutations.returning_none(block))
             if edits is not None:
                 jobs.append((selected, self._job(selected, edits, 0)))
         lazy = await self.runs.run([job for _, job in jobs], 0)
         needed = [
             (selected, outcome)
             for (selected, _), outcome in zip(jobs, lazy, strict=True)
-            if _is_noticed(selected, outcome)
+            if _stub_is_detected(selected, outcome)
         ]
         known = {selected.function.key for selected, _ in needed}
         unneeded = [each.function for each in chosen if each.function.key not in known]
@@ -343,17 +345,17 @@ class Attempts:
         plain = await self.runs.run([self._job(selected, {}, None) for selected, _ in needed], 2)
         found: list[SelectedTests] = []
         for (selected, outcome), alone in zip(needed, plain, strict=True):
-            sure = tuple(test for test in selected.tests if alone is not None and test in alone.passed)
+            reproduced = tuple(test for test in selected.tests if alone is not None and test in alone.passed)
             failing = frozenset(outcome.failed) if outcome is not None and (outcome.stopped or outcome.failed) else None
             # a change that takes twice as long counts as endless
             took = selected.seconds if alone is None else alone.cpu
-            found.append(replace(selected, tests=sure, seconds=took, lazy=failing))
+            found.append(replace(selected, tests=reproduced, seconds=took, lazy=failing))
         return found, left_out
 
     async def try_batch(self, functions: Sequence[mutations.Function]) -> list[Attempt]:
         """Try the functions' changes. Returns every attempt, with its fate."""
         chosen, tried = self._selections(functions)
-        needed, unneeded = await self._needed(chosen)
+        needed, unneeded = await self._probe_stubs(chosen)
         tried += unneeded
         open_, untold = self._changes(needed)
         tried += untold
@@ -365,39 +367,39 @@ class Attempts:
             if change.kind is filters.TaskKind.DELETION and outcome is not None and outcome.code is not None:
                 bare[change.function] = outcome.passed
             stable, most = len(self.baseline.stable), self.config.most_failing
-            fate = filters.judge_first(outcome, noticed, stable=stable, most_failing=most, lazy=selected.lazy)
+            fate = filters.judge_run(outcome, noticed, stable=stable, most_failing=most, lazy=selected.lazy)
             if fate is filters.ChangeFate.VALID:
-                fate = self._repeated(change, noticed, [each for each, *_ in again])
+                fate = self._check_repeated(change, noticed, [each for each, *_ in again])
             if fate is filters.ChangeFate.VALID:
                 again.append((replace(change, noticed=noticed), job, selected))
             else:
                 tried.append(replace(change, fate=fate))
         second = await self.runs.run([job for _, job, _ in again], 1)
-        sure: list[tuple[Attempt, SelectedTests]] = []
+        reproduced: list[tuple[Attempt, SelectedTests]] = []
         for (change, _, selected), outcome in zip(again, second, strict=True):
             split = None if outcome is None or outcome.code is None else filters.split_tests(selected.tests, outcome)
             if split == change.noticed:
-                sure.append((change, selected))
+                reproduced.append((change, selected))
             else:
                 tried.append(replace(change, fate=filters.ChangeFate.UNSTABLE, noticed=_NOTHING))
-        return tried + await self._unless_weak(sure, bare)
+        return tried + await self._mark_weak(reproduced, bare)
 
-    async def _unless_weak(
-        self, sure: Sequence[tuple[Attempt, SelectedTests]], bare: Mapping[str, frozenset[str]]
+    async def _mark_weak(
+        self, reproduced: Sequence[tuple[Attempt, SelectedTests]], bare: Mapping[str, frozenset[str]]
     ) -> list[Attempt]:
-        """The same changes, marked as weak if a function is to be written and a trivial stub passes its fail-to-pass tests.
+        """Return the changes; those of functions to be written are marked as weak if a trivial stub passes their fail-to-pass tests.
 
-        `bare` is as in `passing_for_nothing`.
+        `bare` is as in `find_passing_stubs`.
         """
         asked: dict[tuple[str, tuple[str, ...]], SelectedTests] = {}
-        for change, selected in sure:
+        for change, selected in reproduced:
             if change.kind is not filters.TaskKind.BUG:
                 tests = change.noticed.fail_to_pass
                 asked[change.function, tests] = replace(selected, tests=tests, seconds=self.baseline.seconds_of(tests))
-        stubbed = await passing_for_nothing(self.runs, self.sources, list(asked.values()), bare)
+        stubbed = await find_passing_stubs(self.runs, self.sources, list(asked.values()), bare)
         passing = dict(zip(asked, stubbed, strict=True))
         judged: list[Attempt] = []
-        for change, _ in sure:
+        for change, _ in reproduced:
             cheap = passing.get((change.function, change.noticed.fail_to_pass), "")
             weak = bool(cheap) and change.kind is not filters.TaskKind.BUG
             judged.append(
@@ -405,8 +407,10 @@ class Attempts:
             )
         return judged
 
-    def _repeated(self, change: Attempt, noticed: filters.NoticedTests, kept: Sequence[Attempt]) -> filters.ChangeFate:
-        """TWICE or ENOUGH if the function already has this task, or enough bugs; else VALID."""
+    def _check_repeated(
+        self, change: Attempt, noticed: filters.NoticedTests, kept: Sequence[Attempt]
+    ) -> filters.ChangeFate:
+        """Return TWICE if the function already has a task with the same failing tests, ENOUGH if it has enough bugs, else VALID."""
         of_function = [each for each in kept if each.function == change.function and each.kind is change.kind]
         if any(each.noticed.fail_to_pass == noticed.fail_to_pass for each in of_function):
             return filters.ChangeFate.TWICE
@@ -418,8 +422,8 @@ def _left_out(function: mutations.Function, why: filters.ChangeFate) -> Attempt:
     return Attempt(function=function.key, kind=filters.TaskKind.REMOVAL, detail="", block="", fate=why)
 
 
-def _is_noticed(selected: SelectedTests, outcome: SuiteRun | None) -> bool:
-    """True if the tests notice that the function does nothing: one does not pass, or the run does not complete."""
+def _stub_is_detected(selected: SelectedTests, outcome: SuiteRun | None) -> bool:
+    """Return True if the tests detect the stub: one does not pass, or the run does not complete."""
     if outcome is None or outcome.code is None:
         return True
     return bool(set(selected.tests) - outcome.passed)

@@ -1,4 +1,4 @@
-"""Settings for building tasks from packages."""
+"""Configuration of building tasks from packages."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Runs a package's tests inside a sandbox, once per job, each job in a fork of an interpreter that has already loaded pytest.
+"""Runs a package's tests inside a sandbox, once per job, each in a fork of an interpreter that has already imported pytest.
 
-This is a script passed to Python as `-c` text; it uses only the standard library and pytest. stdin is one JSON object::
+This script is passed to Python as `-c` text; it uses only the standard library and pytest. stdin is one JSON object::
 
     {"warm": ["pytest"], "jobs": [{"id": "a", "edits": {"calc.py": "..."}, "targets": ["tests"], "tests": [...] or null,
       "most_failing": 5, "seconds": 9.0, "covered": false, "backwards": false, "group": ""}]}
 
-For each job one line goes to stdout, base64 of zlib of JSON: each test's outcome and duration, collection errors, CPU seconds, and, if
-`covered`, the functions that each test ran. A job is skipped if all tests of an earlier job of its group passed. The tree is restored
-after every job. The tested code can forge this output, so it serves for building tasks, never for grading.
+For each job it writes one line to stdout, base64 of zlib of JSON: each test's outcome and duration, collection errors, CPU seconds, and, if
+`covered`, the functions that each test entered. A job is skipped if all tests of an earlier job of its group passed. The files are restored
+after every job. The tested code can forge this output, so it may be used for building tasks, never for grading.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GRACE_S = 5.0
 
 
 def paths() -> Iterator[str]:
-    """Every file below the working directory, except installed packages."""
+    """Yield every file below the working directory, except installed packages."""
     for place, folders, names in os.walk("."):
         folders[:] = [each for each in folders if each != ".venv"]
         for name in names:
@@ -40,7 +40,7 @@ def paths() -> Iterator[str]:
 
 
 def read_files() -> dict[str, bytes]:
-    """The current content of the plain files."""
+    """Return the content of all regular files, by path."""
     found = {}
     for path in paths():
         if not os.path.islink(path) and os.path.isfile(path):
@@ -50,7 +50,7 @@ def read_files() -> dict[str, bytes]:
 
 
 def signatures() -> dict[str, tuple[int, int]]:
-    """Path -> size and modification time of every file."""
+    """Return {path: (size, modification time)} of every file."""
     found = {}
     for path in paths():
         with contextlib.suppress(OSError):
@@ -59,8 +59,8 @@ def signatures() -> dict[str, tuple[int, int]]:
     return found
 
 
-def put_back(files: dict[str, bytes], before: dict[str, tuple[int, int]]) -> list[str]:
-    """Undo a job's changes and return the changed paths."""
+def restore(files: dict[str, bytes], before: dict[str, tuple[int, int]]) -> list[str]:
+    """Undo a job's changes to files, and return the changed paths."""
     after = signatures()
     changed = sorted({path for path in before.keys() | after.keys() if before.get(path) != after.get(path)})
     for path in changed:
@@ -75,7 +75,7 @@ def put_back(files: dict[str, bytes], before: dict[str, tuple[int, int]]) -> lis
 
 
 class Recorder:
-    """A pytest plugin that selects the tests, reports each test's outcome, and stops when too many have failed."""
+    """A pytest plugin that selects the tests, reports each outcome over the pipe `out`, and exits when too many tests have failed."""
 
     def __init__(self, job: dict[str, Any], out: int) -> None:
         self.out = out
@@ -88,20 +88,20 @@ class Recorder:
         self.codes: dict[int, Any] = {}
         self.root = os.getcwd() + "/"
 
-    def tell(self, **fields: Any) -> None:
+    def send(self, **fields: Any) -> None:
         os.write(self.out, json.dumps(fields).encode() + b"\n")
 
-    def watch(self, frame: Any, event: str, _arg: Any) -> None:
+    def on_call(self, frame: Any, event: str, _arg: Any) -> None:
         if event == "call":
             code = frame.f_code
             self.codes[id(code)] = code
 
-    def start_watching(self) -> None:
+    def start_tracing(self) -> None:
         self.codes = {}
-        threading.setprofile(self.watch)
-        sys.setprofile(self.watch)
+        threading.setprofile(self.on_call)
+        sys.setprofile(self.on_call)
 
-    def stop_watching(self, test: str) -> None:
+    def stop_tracing(self, test: str) -> None:
         sys.setprofile(None)
         threading.setprofile(None)  # type: ignore[arg-type]
         lines = set()
@@ -109,7 +109,7 @@ class Recorder:
             path = os.path.abspath(code.co_filename)
             if path.startswith(self.root) and "/.venv/" not in path:
                 lines.add((path[len(self.root) :], code.co_firstlineno))
-        self.tell(test=test, ran=sorted(lines))
+        self.send(test=test, ran=sorted(lines))
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         if self.tests is not None:
@@ -119,15 +119,15 @@ class Recorder:
 
     def pytest_collection_finish(self, session: Any) -> None:
         if self.covered:
-            self.stop_watching("")
+            self.stop_tracing("")
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
-            self.tell(uncollected=report.nodeid, reason=str(report.longrepr)[-300:])
+            self.send(uncollected=report.nodeid, reason=str(report.longrepr)[-300:])
 
     def pytest_runtest_logstart(self, nodeid: str, location: Any) -> None:
         if self.covered:
-            self.start_watching()
+            self.start_tracing()
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         ended = self.ended.setdefault(report.nodeid, ["none", 0.0])
@@ -141,17 +141,17 @@ class Recorder:
 
     def pytest_runtest_logfinish(self, nodeid: str, location: Any) -> None:
         if self.covered:
-            self.stop_watching(nodeid)
+            self.stop_tracing(nodeid)
         ended = self.ended.get(nodeid, ["none", 0.0])
-        self.tell(test=nodeid, ended=ended[0], seconds=round(ended[1], 4))
+        self.send(test=nodeid, ended=ended[0], seconds=round(ended[1], 4))
         self.failing += ended[0] == "failed"
         if self.most_failing is not None and self.failing > self.most_failing:
-            self.tell(stopped=True)
-            os._exit(0)  # enough is known
+            self.send(stopped=True)
+            os._exit(0)  # the outcome is decided
 
 
 def fix_randomness() -> None:
-    """Make property tests draw few examples, and the same ones each time."""
+    """Make Hypothesis draw few examples, and the same ones each time."""
     hypothesis = sys.modules.get("hypothesis")
     if hypothesis is not None:
         quiet = list(hypothesis.HealthCheck)
@@ -161,8 +161,8 @@ def fix_randomness() -> None:
         hypothesis.settings.load_profile("fixed")
 
 
-def work(job: dict[str, Any], out: int) -> None:
-    """Run pytest in the fork, then exit."""
+def run_pytest(job: dict[str, Any], out: int) -> None:
+    """Run pytest with the job's limits, then exit. For a fork."""
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
@@ -176,18 +176,18 @@ def work(job: dict[str, Any], out: int) -> None:
 
     recorder = Recorder(job, out)
     if job["covered"]:
-        recorder.start_watching()
+        recorder.start_tracing()
     arguments = [
         "-q", "--tb=no", "--assert=plain", "--color=no", "-p", "no:cacheprovider", "-o", "addopts=", "--rootdir=.",
         "--continue-on-collection-errors", "--disable-warnings", *job["targets"],
     ]  # fmt: skip
     code = pytest.main(arguments, plugins=[recorder])
-    recorder.tell(code=int(code))
+    recorder.send(code=int(code))
     os._exit(0)
 
 
 def drain(out: int, pid: int, seconds: float) -> tuple[list[dict[str, Any]], bool]:
-    """The fork's messages until it ends, and whether it ran out of time."""
+    """Return the fork's messages until it ends, and whether it exceeded its time limit. Kill its session at the end."""
     data = bytearray()
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
@@ -200,14 +200,14 @@ def drain(out: int, pid: int, seconds: float) -> tuple[list[dict[str, Any]], boo
     hung = left <= 0
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    told = []
+    messages = []
     for line in bytes(data).split(b"\n"):
-        with contextlib.suppress(ValueError):  # a line that was cut off
-            told.append(json.loads(line))
-    return [each for each in told if isinstance(each, dict)], hung
+        with contextlib.suppress(ValueError):  # a truncated line
+            messages.append(json.loads(line))
+    return [each for each in messages if isinstance(each, dict)], hung
 
 
-def summary(job: dict[str, Any], told: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(job: dict[str, Any], messages: list[dict[str, Any]]) -> dict[str, Any]:
     """Combine the fork's messages into one answer."""
     answer: dict[str, Any] = {
         "id": job["id"],
@@ -218,7 +218,7 @@ def summary(job: dict[str, Any], told: list[dict[str, Any]]) -> dict[str, Any]:
         "stopped": False,
     }
     numbers: dict[tuple[str, int], int] = {}
-    for each in told:
+    for each in messages:
         if "ended" in each:
             answer["tests"][each["test"]] = [each["ended"], each["seconds"]]
         elif "ran" in each:
@@ -233,7 +233,7 @@ def summary(job: dict[str, Any], told: list[dict[str, Any]]) -> dict[str, Any]:
     return answer
 
 
-def attempt(job: dict[str, Any], files: dict[str, bytes]) -> dict[str, Any]:
+def run_job(job: dict[str, Any], files: dict[str, bytes]) -> dict[str, Any]:
     """Run one job: edit the files, fork, read the messages, restore the files."""
     for path, text in job["edits"].items():
         with open(path, "w", encoding="utf-8", newline="") as file:
@@ -245,18 +245,18 @@ def attempt(job: dict[str, Any], files: dict[str, bytes]) -> dict[str, Any]:
     if pid == 0:
         try:
             os.close(out)
-            work(job, write)
+            run_pytest(job, write)
         finally:
             os._exit(97)
     os.close(write)
-    told, hung = drain(out, pid, 2 * job["seconds"] + GRACE_S)
+    messages, hung = drain(out, pid, 2 * job["seconds"] + GRACE_S)
     os.close(out)
     _, status, used = os.wait4(pid, 0)
-    changed = put_back(files, before)
+    changed = restore(files, before)
     for path in edited:
         with open(path, "wb") as file:
             file.write(files[path])
-    answer = summary(job, told)
+    answer = summary(job, messages)
     ended_by = -os.waitstatus_to_exitcode(status) if os.WIFSIGNALED(status) and answer["code"] is None else 0
     answer.update(
         cpu=used.ru_utime + used.ru_stime,
@@ -276,11 +276,11 @@ def main() -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     files = read_files()
-    settled: set[str] = set()  # groups of which one job passed
+    settled: set[str] = set()  # groups with a job that passed
     for job in request["jobs"]:
         if job["group"] in settled:
             continue
-        answer = attempt(job, files)
+        answer = run_job(job, files)
         if job["group"] and all(answer["tests"].get(test, [""])[0] == "passed" for test in job["tests"]):
             settled.add(job["group"])
         sys.stdout.write(base64.b64encode(zlib.compress(json.dumps(answer).encode(), 1)).decode() + "\n")

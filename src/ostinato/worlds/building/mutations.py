@@ -1,7 +1,7 @@
-"""Mutations of a package's functions: finds those that a task can be about, removes their bodies, and injects small faults. Pure.
+"""Mutations of a package's functions: finds functions that tasks can be about, removes their bodies, and injects small faults.
 
-Nothing is run. A fault is one such as people make, one at a time and with the function's formatting kept. A body is removed to be written
-again, or to test whether doing nothing passes.
+Pure functions; no package code is run. A fault resembles a person's mistake; each mutation has one, and the function's formatting is kept.
+A body is removed so that the solver must write it, or to test whether a stub passes the tests.
 """
 
 from __future__ import annotations
@@ -20,16 +20,24 @@ import libcst as cst
 
 
 _OPEN, _CLOSED = {"(", "[", "{"}, {")", "]", "}"}
-_SAYS_NOTHING = {"None", "Any", "object"}  # as an annotation
-_LEFT_OUT = {"overload", "setter", "getter", "deleter", "register", "abstractmethod"}  # parts of another definition
+_UNINFORMATIVE = {"None", "Any", "object"}  # annotations without information
+_SKIPPED_DECORATORS = {
+    "overload",
+    "setter",
+    "getter",
+    "deleter",
+    "register",
+    "abstractmethod",
+}  # decorators of parts of another definition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Function:
-    """A top-level function, or a method of a top-level class. Lines count from 1; `first` is the line of its first decorator, if any.
+    """A top-level function, or a method of a top-level class.
 
-    `code_lines` counts the lines of its body that are neither blank, comment nor docstring. `signature` is the text up to
-    the colon before the body, including decorators; `types` counts the type annotations in it that say something.
+    `first`, `last`: its lines, from 1, including decorators. `code_lines`: the number of lines of its body that are neither blank, comment
+    nor docstring. `signature`: the text up to the colon before the body, including decorators. `types`: the number of informative type
+    annotations in it.
 
     Example: ``Function(path="calc.py", name="Stack.pop", first=3, last=6, code_lines=3, docstring="Take one.", signature="def pop(self):",
     in_class=True)``
@@ -47,15 +55,15 @@ class Function:
 
     @property
     def key(self) -> str:
-        """Identifies the function within its package."""
+        """The function's identifier within its package."""
         return f"{self.path}::{self.name}"
 
     def block(self, text: str) -> str:
-        """The function's lines in its file's text, with line endings."""
+        """Return the function's lines in its file's text, with line endings."""
         return "".join(text.splitlines(keepends=True)[self.first - 1 : self.last])
 
     def replaced(self, text: str, block: str) -> str:
-        """The file's text with the function replaced by `block`."""
+        """Return the file's text with the function replaced by `block`."""
         lines = text.splitlines(keepends=True)
         return "".join([*lines[: self.first - 1], block, *lines[self.last :]])
 
@@ -69,8 +77,8 @@ def _decorator(node: ast.expr) -> str:
 def _types(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     given = node.args
     named = [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
-    stated = [node.returns, *(each.annotation for each in named)]
-    return sum(each is not None and ast.unparse(each) not in _SAYS_NOTHING for each in stated)
+    annotations = [node.returns, *(each.annotation for each in named)]
+    return sum(each is not None and ast.unparse(each) not in _UNINFORMATIVE for each in annotations)
 
 
 def _function(path: str, name: str, node: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]) -> Function | None:
@@ -80,7 +88,7 @@ def _function(path: str, name: str, node: ast.FunctionDef | ast.AsyncFunctionDef
     body = node.body[1:] if docstring or ast.get_docstring(node, clean=False) is not None else node.body
     header = _header("".join(lines[first - 1 : last]))
     shared = node.body[0].lineno < first + len(header.splitlines())  # the body begins on the line of the colon
-    if not body or shared or {_decorator(each) for each in node.decorator_list} & _LEFT_OUT:
+    if not body or shared or {_decorator(each) for each in node.decorator_list} & _SKIPPED_DECORATORS:
         return None
     code = [line.strip() for line in lines[body[0].lineno - 1 : last]]
     return Function(
@@ -97,7 +105,7 @@ def _function(path: str, name: str, node: ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def _header(text: str) -> str:
-    """Of a function's lines, the decorators and the `def`, up to the colon before the body."""
+    """Return the decorators and the `def` of a function's lines, up to the colon before the body."""
     lines = text.splitlines(keepends=True)
     depth, defined = 0, False
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -110,10 +118,10 @@ def _header(text: str) -> str:
 
 
 def functions_of(path: str, text: str) -> list[Function]:
-    r"""The functions of a file, in file order; none if this interpreter cannot parse it.
+    r"""Return the functions of a file, in file order; none if this interpreter cannot parse it.
 
-    Left out are nested functions, functions whose body begins on the line of the colon, abstract methods, parts of a property, of an
-    overload or of a dispatch, and names that are defined more than once.
+    Left out: nested functions, functions whose body begins on the line of the colon, abstract methods, parts of a property, overload or
+    dispatch, and names that are defined more than once.
 
     Example: ``[f.name for f in functions_of("a.py", "def f():\n    return 1\n")]`` is ``["f"]``.
     """
@@ -137,10 +145,10 @@ def functions_of(path: str, text: str) -> list[Function]:
     return [function for function in found if names.count(function.name) == 1]
 
 
-# ---------------------------------------------------------------- removal
+# ---------------------------------------------------------------- removal of bodies
 
 
-WRAPPER = "if 1:\n"  # makes an indented block a module of its own, without touching its text
+WRAPPER = "if 1:\n"  # makes an indented block parse as a module, without changing its text
 
 
 def parse_block(block: str) -> tuple[cst.Module, cst.FunctionDef]:
@@ -155,13 +163,13 @@ def parse_block(block: str) -> tuple[cst.Module, cst.FunctionDef]:
 
 
 def write_block(module: cst.Module, old: cst.CSTNode, new: cst.CSTNode) -> str:
-    """The block's text with one node replaced."""
+    """Return the block's text with one node replaced."""
     code = module.deep_replace(old, new).code  # pyright: ignore[reportAttributeAccessIssue] - a module stays a module
     return code.removeprefix(WRAPPER)
 
 
 def with_body(block: str, statements: Sequence[str]) -> str:
-    """The block with its signature and docstring, and `statements` as the rest of its body."""
+    """Return the block with its signature and docstring, and `statements` as the rest of its body."""
     module, function = parse_block(block)
     body = function.body
     assert isinstance(body, cst.IndentedBlock)
@@ -171,12 +179,12 @@ def with_body(block: str, statements: Sequence[str]) -> str:
 
 
 def without_body(block: str) -> str:
-    """The function as a stub that raises NotImplementedError."""
+    """Return the function as a stub that raises NotImplementedError."""
     return with_body(block, ["raise NotImplementedError\n"])
 
 
-def doing_nothing(block: str) -> str:
-    """The function as the laziest stub, which returns None at once."""
+def returning_none(block: str) -> str:
+    """Return the function as a stub that returns None."""
     return with_body(block, ["return None\n"])
 
 
@@ -220,9 +228,9 @@ _NAMES = {
 
 
 def _spaced(old: cst.CSTNode, new: type[cst.CSTNode]) -> cst.CSTNode:
-    """The new operator with the old operator's whitespace."""
+    """Return the new operator with the old operator's whitespace."""
     if issubclass(new, cst.NotIn | cst.IsNot) or isinstance(old, cst.NotIn | cst.IsNot):
-        return new()  # words need their own spaces
+        return new()  # operators that are words need their default spaces
     return new(**{name: getattr(old, name) for name in ("whitespace_before", "whitespace_after") if hasattr(old, name)})
 
 
@@ -243,7 +251,7 @@ def _operators(node: cst.CSTNode) -> Iterator[tuple[str, cst.CSTNode]]:
 
 
 def _is_self(arg: cst.Arg) -> bool:
-    """True for `self` and `cls`, which are not swapped with other arguments: such a fault is too obvious."""
+    """Return True for `self` and `cls`, which are never swapped with other arguments: such a fault is too obvious."""
     return isinstance(arg.value, cst.Name) and arg.value.value in ("self", "cls")
 
 
@@ -277,7 +285,7 @@ def _statements(node: cst.CSTNode) -> Iterator[tuple[str, cst.CSTNode]]:
 
 
 def _missing(statement: cst.BaseStatement) -> str:
-    """The kind of fault that leaving out this statement makes; "" if it must not be left out."""
+    """Return the kind of fault that removing this statement makes; "" if it must not be removed."""
     if isinstance(statement, cst.If) and statement.orelse is None:
         return "missing case"
     if isinstance(statement, cst.SimpleStatementLine) and len(statement.body) == 1:
@@ -292,13 +300,13 @@ def _missing(statement: cst.BaseStatement) -> str:
 _RULES: tuple[Callable[[cst.CSTNode], Iterator[tuple[str, cst.CSTNode]]], ...] = (_operators, _values, _statements)
 
 
-_LEFT_ALONE = (cst.Annotation, cst.Decorator, cst.Assert)
+_NEVER_MUTATED = (cst.Annotation, cst.Decorator, cst.Assert)
 
 
-class _Planting(cst.CSTTransformer):
+class _FaultInjector(cst.CSTTransformer):
     """Walks a function, injects fault number `wanted`, and lists the kinds of all possible faults.
 
-    Annotations and decorators are left alone, and so are assertions: a faulty assertion could be fixed by deleting it.
+    Annotations and decorators are never mutated, nor are assertions: a faulty assertion could be fixed by deleting it.
     """
 
     def __init__(self, wanted: int) -> None:
@@ -306,10 +314,10 @@ class _Planting(cst.CSTTransformer):
         self.kinds: list[str] = []
 
     def on_visit(self, node: cst.CSTNode) -> bool:
-        return not isinstance(node, _LEFT_ALONE)
+        return not isinstance(node, _NEVER_MUTATED)
 
     def on_leave(self, original_node: cst.CSTNode, updated_node: cst.CSTNode) -> cst.CSTNode:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if isinstance(original_node, _LEFT_ALONE):
+        if isinstance(original_node, _NEVER_MUTATED):
             return updated_node
         for rule in _RULES:
             for kind, changed in rule(original_node):
@@ -321,7 +329,7 @@ class _Planting(cst.CSTTransformer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    r"""A function's lines with one fault in them.
+    r"""A function's lines with one injected fault.
 
     Example: ``Fault(kind="boundary", block="def f(x):\n    return x <= 1\n")``
     """
@@ -331,13 +339,13 @@ class Fault:
 
 
 def faults(block: str, *, most: int | None = None, seed: int = 0) -> list[Fault]:
-    """The faults of a function that still compile: all, or at most `most`, drawn without replacement.
+    """Return the faults of a function that still compile, without duplicates: all, or a random sample of at most `most`.
 
-    Raises ValueError if the lines are not one function. Two faults never have the same text.
+    Raises ValueError if the lines are not one function.
     """
     module, _ = parse_block(block)
-    counting = _Planting(-1)
-    module.visit(counting)  # the same walk that injects faults, so that the numbers agree
+    counting = _FaultInjector(-1)
+    module.visit(counting)  # the same walk as for the injection, so that the numbers agree
     numbers = list(range(len(counting.kinds)))
     if most is not None:
         random.Random(seed).shuffle(numbers)
@@ -345,8 +353,8 @@ def faults(block: str, *, most: int | None = None, seed: int = 0) -> list[Fault]
     for number in numbers:
         if most is not None and len(found) >= most:
             break
-        code = module.visit(_Planting(number)).code
-        # by its length: the fault may lie in the wrapper, which leaves the block as it was
+        code = module.visit(_FaultInjector(number)).code
+        # cut by length, since the fault may be in the wrapper; the block is unchanged then
         text = code[len(WRAPPER) :] if block[:1] in (" ", "\t") else code
         if text != block and compiles(code):
             found.setdefault(text, Fault(kind=counting.kinds[number], block=text))
@@ -354,7 +362,7 @@ def faults(block: str, *, most: int | None = None, seed: int = 0) -> list[Fault]
 
 
 def compiles(code: str) -> bool:
-    """True if this interpreter compiles a module's text."""
+    """Return True if this interpreter compiles a module's text."""
     try:
         compile(code, "block", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -1,6 +1,6 @@
-"""Builds tasks from one package: runs its suite, mutates its functions, and makes tasks of the stable mutations.
+"""Builds tasks from one package: runs its test suite, mutates its functions, and turns mutations with reproducible failures into tasks.
 
-A package's attempts are recorded on disk as they are made, so that a killed build resumes where it stopped.
+Attempts are journaled on disk, so that a killed build resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ostinato.core.files import install_directory, write_atomic
 from ostinato.core.sandbox import Limits, SandboxSpec
 from ostinato.worlds.building.attempts import Attempt, Attempts
 from ostinato.worlds.building.config import BuildConfig
-from ostinato.worlds.building.filters import ChangeFate, NoticedTests, TaskKind, gives_away, instruct
+from ostinato.worlds.building.filters import ChangeFate, NoticedTests, TaskKind, instruct, reveals_answer
 from ostinato.worlds.building.mutations import Function
 from ostinato.worlds.building.runs import BuildPlace, GreenSuite, SuiteRuns, run_baseline
 from ostinato.worlds.building.sources import FetchedArchive, fetch_wheels, read_tree, unpack, without_top
@@ -60,7 +60,7 @@ def _attempt_of(row: Mapping[str, Any]) -> Attempt:
 
 @dataclass(slots=True)
 class JournalContent:
-    """The journal's content: the functions that are done, every attempt, and the CPU seconds spent on all of it.
+    """The journal's content: the functions that are done, every attempt, and the CPU seconds spent so far.
 
     Example: ``JournalContent(done={"calc.py::add"}, attempts=[attempt], cpu=1.5)``
     """
@@ -71,14 +71,14 @@ class JournalContent:
 
 
 class BuildJournal:
-    """One package's journal: `suite.json` and `tried.jsonl` in a directory of their own."""
+    """One package's journal: the files `suite.json` and `tried.jsonl` in a directory."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
 
     def suite(self) -> GreenSuite | None:
-        """The recorded suite, or None if none is recorded."""
+        """Return the recorded suite, or None if there is none."""
         try:
             row = json.loads((self.directory / "suite.json").read_text())
         except (FileNotFoundError, ValueError):
@@ -89,7 +89,7 @@ class BuildJournal:
         return GreenSuite(**row)
 
     def keep_suite(self, suite: GreenSuite) -> None:
-        """Record the suite; the file is written atomically."""
+        """Record the suite, atomically."""
         numbers: dict[tuple[str, int], int] = {}
         ran = {
             test: [numbers.setdefault(each, len(numbers)) for each in sorted(ran)] for test, ran in suite.ran.items()
@@ -101,32 +101,32 @@ class BuildJournal:
         write_atomic(self.directory / "suite.json", json.dumps(row), durable=True, mode=0o666)
 
     def tried(self) -> JournalContent:
-        """Everything tried so far. A truncated last line is ignored, so its functions are tried again."""
-        found = JournalContent()
+        """Return everything tried so far. A truncated last line is ignored, so its functions are tried again."""
+        content = JournalContent()
         try:
             lines = (self.directory / "tried.jsonl").read_text().split("\n")
         except FileNotFoundError:
-            return found
+            return content
         for line in lines:
             try:
                 row = json.loads(line)
                 attempts = [_attempt_of(each) for each in row["attempts"]]
             except (ValueError, KeyError):
                 continue
-            found.done |= set(row["functions"])
-            found.attempts += attempts
-            found.cpu += row["cpu"]
-        return found
+            content.done |= set(row["functions"])
+            content.attempts += attempts
+            content.cpu += row["cpu"]
+        return content
 
     def add(self, functions: Sequence[str], attempts: Sequence[Attempt], cpu: float) -> None:
-        """Append one batch: the functions that are now done, the attempts, and the CPU seconds they took."""
+        """Append one batch durably: the functions that are now done, the attempts, and the CPU seconds they took."""
         row = {
             "functions": list(functions),
             "attempts": [_attempt_row(each) for each in attempts],
             "cpu": round(cpu, 3),
         }
         with (self.directory / "tried.jsonl").open("a") as file:
-            file.write("\n" + json.dumps(row) + "\n")  # the line before it may have been cut off
+            file.write("\n" + json.dumps(row) + "\n")  # the previous line may be truncated
             file.flush()
             os.fsync(file.fileno())
 
@@ -134,13 +134,13 @@ class BuildJournal:
 # ---------------------------------------------------------------- layers
 
 
-_HALF = ".half-"
-_LEFT_S = 3600.0  # no layer takes so long to be written
+_PARTIAL = ".half-"
+_STALE_S = 3600.0  # writing a layer takes less than this
 SITE = f".venv/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
 
 
 def layer_hash(files: Mapping[str, bytes]) -> str:
-    """BLAKE3 of the paths and bytes."""
+    """Return the BLAKE3 hash of the files' paths and contents."""
     digest = blake3()
     for path, data in sorted(files.items()):
         name = os.fsencode(path)
@@ -149,47 +149,47 @@ def layer_hash(files: Mapping[str, bytes]) -> str:
 
 
 def write_layer(directory: Path, label: str, files: Mapping[str, bytes], *, compiled: bool) -> Path:
-    """Write a layer with these files below `directory` and return its path; an existing layer is reused.
+    """Write a layer with these files below `directory`, atomically, and return its path. An identical layer is reused.
 
-    `compiled` puts bytecode beside the sources (compiled, not run), which Python loads without checking the source again. Raises BadConfig
-    for paths that are not those of one directory.
+    `compiled` adds bytecode beside the sources (compiled, not run), which Python loads without checking the source. Raises BadConfig for
+    paths that cannot all be in one directory.
     """
     check_tree(files)
     place = directory / f"{label}-{layer_hash(files)[:16]}"
     if place.is_dir():
         return place
     directory.mkdir(parents=True, exist_ok=True)
-    _remove_left(directory)
-    half = Path(tempfile.mkdtemp(prefix=_HALF, dir=directory))
+    _sweep_partial(directory)
+    partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=directory))
     try:
         for path, data in files.items():
-            target = half / path
+            target = partial / path
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(data)
             if compiled and path.endswith(".py"):
                 unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
                 py_compile.compile(str(target), dfile=path, invalidation_mode=unchecked, quiet=2)
-        for folder, _, names in os.walk(half):
+        for folder, _, names in os.walk(partial):
             os.chmod(folder, 0o755)
             for name in names:
                 os.chmod(os.path.join(folder, name), 0o644)
         try:
-            install_directory(half, place)  # one that is there is taken for whole
+            install_directory(partial, place)  # an existing layer counts as complete
         except OSError:
             if not place.is_dir():
                 raise
-            shutil.rmtree(half)  # another build has written it meanwhile
+            shutil.rmtree(partial)  # another build has written the same layer
     except BaseException:
-        shutil.rmtree(half, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
         raise
     return place
 
 
-def _remove_left(directory: Path) -> None:
-    """Remove half-written layers of killed builds, but none that another build is writing."""
-    for left in directory.glob(f"{_HALF}*"):
+def _sweep_partial(directory: Path) -> None:
+    """Remove partial layers of killed builds, but none that another build is writing."""
+    for left in directory.glob(f"{_PARTIAL}*"):
         with suppress(FileNotFoundError):
-            if left.stat().st_mtime < wall_clock() - _LEFT_S:
+            if left.stat().st_mtime < wall_clock() - _STALE_S:
                 shutil.rmtree(left, ignore_errors=True)
 
 
@@ -197,14 +197,14 @@ def _remove_left(directory: Path) -> None:
 
 
 BUILD_LIMITS = Limits(memory_mb=4096, disk_mb=512, processes=64, output_bytes=64 << 20)
-_RULES = 3  # raise this when the same settings would judge a change differently: earlier attempts are then tried again
+_RULES = 3  # raise when the same settings would judge a mutation differently: this invalidates earlier journals
 TASK_WORKDIR = "/work"
 TASK_LIMITS = Limits(memory_mb=1024, disk_mb=128, processes=64, output_bytes=1 << 18)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackageYield:
-    """The result of building a package. `fates` counts the attempts by fate, `kinds` the tasks by kind.
+    """The result of building a package. `fates`: number of attempts by fate. `kinds`: number of tasks by kind. `cpu`: CPU seconds.
 
     Example: ``PackageYield(package="tabulate", version="0.10.0", tasks=(task,), suite=suite, fates={}, kinds={"bug": 1}, cpu=9.0)``
     """
@@ -219,7 +219,7 @@ class PackageYield:
 
 
 class PackageBuild:
-    """Builds one package from its archive. All its tasks are in one split: a model trained on some would know the others' code."""
+    """Builds tasks from one package's archive. All are in one split, since a model trained on some has seen the others' code."""
 
     def __init__(
         self, place: BuildPlace, config: BuildConfig, archive: FetchedArchive, project: str, split: Split = Split.TRAIN
@@ -233,7 +233,7 @@ class PackageBuild:
         self.sources = self.tree.sources()
 
     async def _layers(self) -> tuple[Path, Path]:
-        """Write a layer with the tests' requirements, and a layer with the tree and the metadata that marks the package as installed."""
+        """Write two layers: the tests' requirements; and the sources, with metadata that marks the package as installed."""
         tree = self.tree
         wheels = await fetch_wheels(["pytest", *tree.requires, *tree.test_requires])
         own = {*tree.modules, *(f"{module}.py" for module in tree.modules)}
@@ -261,11 +261,10 @@ class PackageBuild:
         return BuildJournal(self.place.cache / f"{self.label}-{short}")
 
     async def run(self, progress: Callable[[str, int, float], None]) -> PackageYield:
-        """Build until there are enough tasks, the time is up, or no function is left.
+        """Build until there are enough tasks, the CPU time is used up, or no function is left.
 
-        `progress` receives the current step, the number of tasks so far, and the share of the allowed CPU time that is used.
-
-        Raises BadRequest, with the reason, if no tasks can be made of the package.
+        `progress` receives the current step, the number of tasks so far, and the used share of the CPU time. Raises BadRequest, with the
+        reason, if no tasks can be built from the package.
         """
         progress("fetching what its tests need", 0, 0.0)
         spec = self._spec(await self._layers())
@@ -319,10 +318,10 @@ class PackageBuild:
         )
 
     def _task(self, spec: SandboxSpec, attempt: Attempt, function: Function) -> Task | None:
-        """The attempt as a task; None if its instruction would contain a line of the answer."""
+        """Return the attempt as a task; None if its instruction would contain a line of the answer."""
         tree, text = self.tree, self.sources[function.path]
         words = instruct(attempt.kind, function, tree.name, attempt.noticed.fail_to_pass)
-        if gives_away(function, text, words):
+        if reveals_answer(function, text, words):
             return None
         number = hashlib.sha256(
             f"{self.digest} {attempt.function} {attempt.kind} {attempt.block}".encode()

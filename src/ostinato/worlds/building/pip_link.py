@@ -1,8 +1,8 @@
-"""A script for pip's own interpreter: finds and downloads a project's newest source distribution. It builds nothing.
+"""A script, run by pip's interpreter, that finds and downloads a project's newest source distribution without building it.
 
-`pip download` of a source distribution runs its build backend, which is foreign code. So this gets the link from pip's finder and the
-bytes from pip's session, which use the index, the credentials, the proxies and the certificates that pip is configured with.
-Writes one line of JSON to stdout, and the bytes to the named file.
+`pip download` of a source distribution would run its build backend, which is third-party code. So this gets the link from pip's finder and
+the bytes from pip's session, which honour pip's configured index, credentials, proxies and certificates. It writes one line of JSON to
+stdout, and the bytes to the named file.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from __future__ import annotations
 import json
 import sys
 
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 
 
 def main() -> None:
-    """``pip_link.py REQUIREMENT OUT``"""
+    """Run ``pip_link.py REQUIREMENT OUT``."""
     from pip._internal.commands import create_command
     from pip._vendor.packaging.requirements import Requirement
 
-    wanted = Requirement(sys.argv[1])
+    requirement = Requirement(sys.argv[1])
     command = create_command("download")
-    options, _ = command.parse_args(["--no-deps", "--no-binary", ":all:", "--quiet", "--quiet", str(wanted)])
+    options, _ = command.parse_args(["--no-deps", "--no-binary", ":all:", "--quiet", "--quiet", str(requirement)])
     with command.main_context():
         session = command.get_default_session(options)  # pyright: ignore[reportAttributeAccessIssue]
         finder = command._build_package_finder(options=options, session=session)  # pyright: ignore[reportAttributeAccessIssue]
-        best = finder.find_best_candidate(wanted.name, wanted.specifier).best_candidate
+        best = finder.find_best_candidate(requirement.name, requirement.specifier).best_candidate
         if best is None:
             sys.stdout.write(json.dumps({"error": "no source distribution that this Python could use"}))
             return
@@ -34,8 +34,8 @@ def main() -> None:
         with open(sys.argv[2], "wb") as file:
             for part in response.iter_content(65536):
                 size += file.write(part)
-                if size > MOST_BYTES:
-                    sys.stdout.write(json.dumps({"error": f"more than {MOST_BYTES >> 20} MiB"}))
+                if size > MAX_BYTES:
+                    sys.stdout.write(json.dumps({"error": f"more than {MAX_BYTES >> 20} MiB"}))
                     return
     sys.stdout.write(
         json.dumps(

@@ -1,6 +1,6 @@
-"""Runs a package's tests in fresh sandboxes: the jobs of one request, and the baseline of the unchanged suite.
+"""Runs a package's tests in fresh sandboxes: batches of jobs, and the baseline of the unchanged suite.
 
-What a sandbox prints is read as untrusted. The baseline is three runs in different ways; the tests that pass each time are kept.
+A sandbox's output is untrusted. The baseline consists of three runs in different orders; tests that pass in all of them are stable.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MALFORMED = (ValueError, TypeError, AttributeError, LookupError, OverflowError)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildPlace:
-    """A build's backend and directories. Inside a sandbox, `python` is the interpreter's path and `workdir` the files' directory.
+    """A build's sandbox backend and directories. `python` and `workdir` are paths inside a sandbox.
 
     Example: ``BuildPlace(backend=backend, python="/usr/bin/python3", workdir="/work", layers=Path("tasks.layers"), cache=Path("cache"))``
     """
@@ -39,10 +39,11 @@ class BuildPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteJob:
-    """Tests to run over a tree with some files replaced.
+    """A test run over a source tree with some files replaced.
 
-    `targets` are pytest's arguments; `tests` the ids to run among those collected, None for all. More than `most_failing` failures end
-    the job early. `seconds` is CPU time. Once all `tests` of a job have passed, later jobs of its `group` are not run and get no answer.
+    `targets`: pytest's arguments. `tests`: the ids to run among those collected, None for all. More than `most_failing` failures end the
+    job early. `seconds`: limit of CPU time. `covered`: record the functions that each test enters. `backwards`: reverse the order. Once all
+    `tests` of a job have passed, later jobs of its `group` are skipped and get no answer.
 
     Example: ``SuiteJob(id="0", targets=("tests",), edits={"calc.py": "..."}, seconds=5.0)``
     """
@@ -60,10 +61,11 @@ class SuiteJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteRun:
-    """The outcome of a job. `ended` is test -> "passed", "failed", "skipped" or "none"; `seconds` is test -> its wall time.
+    """The outcome of a job.
 
-    `ran` is test -> the functions it entered, as (path, first line); "" stands for what ran before the first test. `code` is pytest's exit
-    code, None if pytest did not finish: it `stopped` (too many failures), `hung`, or was killed by a `signal`.
+    `ended`: test -> "passed", "failed", "skipped" or "none". `seconds`: test -> wall time. `ran`: test -> the functions it entered, as
+    (path, first line), with "" for those before the first test. `code`: pytest's exit code, or None if pytest did not finish because it
+    `stopped` (too many failures), `hung`, or was killed by a `signal`.
 
     Example: ``SuiteRun(ended={"test_calc.py::test_add": "passed"}, code=0, cpu=0.2)``
     """
@@ -90,28 +92,28 @@ class SuiteRun:
         return frozenset(test for test, ended in self.ended.items() if ended == "failed")
 
 
-def _unpacked(line: bytes) -> dict[str, Any]:
-    """Decode one answer. Raises ValueError if it is malformed: a sandbox's output is untrusted."""
+def _decode_answer(line: bytes) -> dict[str, Any]:
+    """Decode one line of the driver's output. Raises ValueError if it is malformed: a sandbox's output is untrusted."""
     try:
         inflate = zlib.decompressobj()
         answer = json.loads(inflate.decompress(base64.b64decode(line, validate=True), _ANSWER_BYTES))
     except (zlib.error, RecursionError) as error:
         raise ValueError(str(error)) from error
     if not isinstance(answer, dict):
-        raise ValueError("no object")
+        raise ValueError("not a JSON object")
     return answer
 
 
-def _seconds(given: Any) -> float:
-    """A duration, which a budget can count. Raises ValueError, TypeError or OverflowError."""
-    seconds = float(given)
+def _seconds(value: Any) -> float:
+    """Parse a finite, non-negative duration. Raises ValueError, TypeError or OverflowError."""
+    seconds = float(value)
     if not 0 <= seconds < math.inf:
         raise ValueError(f"{seconds} s")
     return seconds
 
 
 def read_outcome(answer: Mapping[str, Any]) -> SuiteRun:
-    """Read one of the driver's answers. Raises one of `_MALFORMED`."""
+    """Parse one of the driver's answers. Raises one of `_MALFORMED`."""
     functions = [(str(path), int(line)) for path, line in answer["functions"]]
     return SuiteRun(
         ended={str(test): str(ended) for test, (ended, _) in answer["tests"].items()},
@@ -128,7 +130,7 @@ def read_outcome(answer: Mapping[str, Any]) -> SuiteRun:
 
 
 class SuiteRuns:
-    """Runs jobs over one tree. `cpu` counts the CPU seconds used inside the sandboxes."""
+    """Runs jobs over one source tree. `cpu`: CPU seconds used inside the sandboxes so far. `warm`: modules to import before forking."""
 
     def __init__(self, backend: Backend, spec: SandboxSpec, python: str, warm: Sequence[str]) -> None:
         self.backend = backend
@@ -139,7 +141,7 @@ class SuiteRuns:
         self._driver = _DRIVER.read_text()
 
     async def run(self, jobs: Sequence[SuiteJob], seed: int) -> list[SuiteRun | None]:
-        """Run jobs one after the other in one fresh sandbox, with `seed` as the hash seed. None for a job that got no answer.
+        """Run jobs in sequence in one fresh sandbox, with `seed` as the hash seed. A job without an answer gives None.
 
         Raises Unavailable if the sandbox gives no answer at all.
         """
@@ -157,39 +159,41 @@ class SuiteRuns:
             )
         finally:
             await sandbox.stop()
-        found: dict[str, SuiteRun] = {}
+        outcomes: dict[str, SuiteRun] = {}
         spent: float | None = None
         for line in result.stdout.split(b"\n"):
             try:
-                answer = _unpacked(line)
+                answer = _decode_answer(line)
                 if "id" in answer:
-                    found[str(answer["id"])] = read_outcome(answer)
+                    outcomes[str(answer["id"])] = read_outcome(answer)
                 else:
                     spent = _seconds(answer["cpu"])
             except _MALFORMED:
                 continue
-        self.cpu += sum(each.cpu for each in found.values()) if spent is None else spent
-        if not found:
-            told = result.stderr[-400:].decode("utf-8", "replace")
-            raise Unavailable(f"the tests' driver gave no answer (exit {result.code}, {result.killed_reason}): {told}")
-        return [found.get(str(number)) for number in range(len(jobs))]
+        self.cpu += sum(each.cpu for each in outcomes.values()) if spent is None else spent
+        if not outcomes:
+            errors_tail = result.stderr[-400:].decode("utf-8", "replace")
+            raise Unavailable(
+                f"the tests' driver gave no answer (exit {result.code}, {result.killed_reason}): {errors_tail}"
+            )
+        return [outcomes.get(str(number)) for number in range(len(jobs))]
 
 
 # ---------------------------------------------------------------- the baseline
 
 
 _SUITE_SECONDS = 60.0
-_OK, _SOME_FAILED = 0, 1  # pytest's exit codes; the others mean that the run itself went wrong
-_GREEN = 0.95
-_FEWEST = 10
+_OK, _SOME_FAILED = 0, 1  # pytest's exit codes; all others mean that the run itself failed
+_GREEN_SHARE = 0.95
+_FEWEST_TESTS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GreenSuite:
-    """The stable tests, in the suite's order, with their durations and the functions they enter.
+    """The baseline: the stable tests, in the suite's order, with their durations and the functions they enter.
 
-    `seconds` is test -> wall time; `ran` is test -> the functions it entered, as (path, first line), "" for what ran before the first test.
-    `cpu` is the CPU time of one run of the suite. `unstable` counts the tests that passed in only some runs, `failing` those in none.
+    `seconds` and `ran` are as in `SuiteRun`. `cpu`: CPU seconds of one run of the suite. `unstable`: the number of tests that passed in
+    only some runs. `failing`: the number that never passed.
 
     Example: ``GreenSuite(stable=("test_a.py::test_a",), seconds={"test_a.py::test_a": 0.01}, ran={}, cpu=0.4, unstable=0, failing=0)``
     """
@@ -202,19 +206,19 @@ class GreenSuite:
     failing: int
 
     def tests_of(self, path: str, line: int) -> tuple[str, ...]:
-        """The stable tests that enter the function; all of them if it ran before the first test."""
+        """Return the stable tests that enter the function at this path and line; all of them if it ran before the first test."""
         where = (path, line)
         if where in self.ran.get("", frozenset()):
             return self.stable
         return tuple(test for test in self.stable if where in self.ran.get(test, frozenset()))
 
     def seconds_of(self, tests: Sequence[str]) -> float:
-        """The wall time of these tests, in seconds."""
+        """Return the wall time of these tests, in seconds."""
         return sum(self.seconds.get(test, 0.0) for test in tests)
 
 
 def judge_runs(runs: Sequence[SuiteRun]) -> tuple[tuple[str, ...], int, int]:
-    """The tests that passed in every run, the number that passed in only some, and the number that never passed (skipped tests left out).
+    """Return (tests that passed in every run, number that passed in only some, number that never passed). Skipped tests do not count.
 
     A test whose name changes with the hash seed counts as passing in only some runs. Raises BadRequest unless at least 95% of the first
     run's tests pass in that run, and at least 10 tests and half of all tests pass in every run.
@@ -224,7 +228,7 @@ def judge_runs(runs: Sequence[SuiteRun]) -> tuple[tuple[str, ...], int, int]:
     some = len({test for run in runs for test in run.passed}) - len(stable)
     failing = len(set(first) - {test for run in runs for test in run.passed}) + len(runs[0].uncollected)
     whole = len(first) + len(runs[0].uncollected)
-    if len(runs[0].passed) < _GREEN * whole or len(stable) < max(_FEWEST, whole // 2):
+    if len(runs[0].passed) < _GREEN_SHARE * whole or len(stable) < max(_FEWEST_TESTS, whole // 2):
         why = next(iter(runs[0].uncollected.values()), "").strip().splitlines()[-1:]
         raise BadRequest(
             f"the suite is not green: of {whole} tests {len(stable)} pass each time, {some} sometimes, {failing} never"
@@ -235,7 +239,7 @@ def judge_runs(runs: Sequence[SuiteRun]) -> tuple[tuple[str, ...], int, int]:
 
 
 async def _complete(runs: SuiteRuns, job: SuiteJob, seed: int) -> SuiteRun:
-    """The outcome of one job. Raises BadRequest unless it ran to the end."""
+    """Run one job and return its outcome. Raises BadRequest unless pytest ran to the end."""
     (outcome,) = await runs.run([job], seed)
     if outcome is None or outcome.hung:
         raise BadRequest(
@@ -250,9 +254,9 @@ async def _complete(runs: SuiteRuns, job: SuiteJob, seed: int) -> SuiteRun:
 
 
 async def run_baseline(runs: SuiteRuns, targets: Sequence[str]) -> GreenSuite:
-    """Run the suite in order, backwards, and file by file in separate processes, under hash seeds 0, 1 and 2; then trace what it runs.
+    """Run the suite in order, in reverse, and file by file in separate processes, with hash seeds 0, 1 and 2; then trace function calls.
 
-    Raises BadRequest, which says why, if the suite is not green or cannot be run.
+    Raises BadRequest, with the reason, if the suite is not green or cannot be run.
     """
     places = tuple(targets)
     first = await _complete(runs, SuiteJob(id="first run", targets=places, seconds=_SUITE_SECONDS), 0)
@@ -266,9 +270,9 @@ async def run_baseline(runs: SuiteRuns, targets: Sequence[str]) -> GreenSuite:
         uncollected=first.uncollected,
     )
     stable, unstable, failing = judge_runs([first, second, third])
-    watched = SuiteJob(id="watched", targets=places, tests=stable, seconds=4 * _SUITE_SECONDS, covered=True)
-    seen = await _complete(runs, watched, 0)
-    stable = tuple(test for test in stable if test in seen.passed)
+    traced = SuiteJob(id="watched", targets=places, tests=stable, seconds=4 * _SUITE_SECONDS, covered=True)
+    trace = await _complete(runs, traced, 0)
+    stable = tuple(test for test in stable if test in trace.passed)
     return GreenSuite(
-        stable=stable, seconds=first.seconds, ran=seen.ran, cpu=first.cpu, unstable=unstable, failing=failing
+        stable=stable, seconds=first.seconds, ran=trace.ran, cpu=first.cpu, unstable=unstable, failing=failing
     )

@@ -1,7 +1,7 @@
-"""Gets a package's source distribution and the wheels that its tests need through pip, without running any of their code.
+"""Fetches a package's source distribution and its tests' wheels through pip, without running any of their code.
 
-An archive is unpacked in memory: nothing of it touches the disk, no link is followed, and its size is bounded. What it says of itself is
-read from its description: name, version, modules, tests and requirements.
+An archive is unpacked in memory: nothing is written to disk, links are not followed, and the size is bounded. The package's name, version,
+modules, tests and requirements are read from its metadata and file names.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from ostinato.core.errors import BadRequest, Corrupt, TooLarge, Unavailable
 # ---------------------------------------------------------------- unpacking
 
 
-FILE_BYTES, ALL_BYTES, MOST_FILES = 8 << 20, 64 << 20, 8000
-_HEADERS = 2048  # bytes of a tar that a file may take beyond its content
+FILE_BYTES, ALL_BYTES, MAX_FILES = 8 << 20, 64 << 20, 8000
+_HEADERS = 2048  # most bytes per file of a tar beyond its content
 _PACKED = ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ\0", lzma.open))
 _DAMAGE = (
     tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, UnicodeDecodeError, OverflowError, EOFError, OSError,
     NotImplementedError, RuntimeError,
 )  # fmt: skip
-"""What the standard library raises for a damaged archive, or for data that is no archive."""
+"""Exceptions that the standard library raises for a damaged archive, or for data that is not an archive."""
 
 
 def check_sha256(data: bytes, digest: str, name: str) -> None:
@@ -47,12 +47,12 @@ def check_sha256(data: bytes, digest: str, name: str) -> None:
     found = hashlib.sha256(data).hexdigest()
     if found != digest.lower():
         raise Corrupt(
-            f"{name}: has SHA-256 {found}, promised was {digest}; fetch it again, or do not trust where it came from"
+            f"{name}: SHA-256 is {found}, but {digest} was expected; fetch it again, or do not trust its source"
         )
 
 
 def _inside(name: str) -> str:
-    """The normalized path. Raises BadRequest if it leads out of the archive."""
+    """Return the normalized path. Raises BadRequest for a path that would escape the archive's directory."""
     path = PurePosixPath(name)
     outside = path.is_absolute() or not path.parts or ".." in path.parts or ":" in path.parts[0]
     if outside or "\\" in name or "\0" in name:
@@ -76,23 +76,23 @@ def _tar(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 class _Bounded:
-    """Limits how many unpacked bytes of a tar are read, because tarfile holds an extended header whole, whatever length it states."""
+    """Bounds the decompressed bytes of a tar that are read, because tarfile loads an extended header of any stated length into memory."""
 
     def __init__(self, unpacked: IO[bytes]) -> None:
         self._unpacked = unpacked
-        self._left = ALL_BYTES + MOST_FILES * _HEADERS
+        self._left = ALL_BYTES + MAX_FILES * _HEADERS
 
     def read(self, size: int) -> bytes:
         data = self._unpacked.read(size)
         self._left -= len(data)
         if self._left < 0:
-            raise TooLarge("archive: its headers are larger than what it may hold", field="archive")
+            raise TooLarge("archive: its headers are larger than the allowed size of all files", field="archive")
         return data
 
 
 def _zip(data: bytes) -> Iterator[tuple[str, bytes]]:
-    if data.count(b"PK\1\2") > 2 * MOST_FILES:  # checked before zipfile makes an object for each entry
-        raise TooLarge(f"archive: more than {MOST_FILES} files", field="archive")
+    if data.count(b"PK\1\2") > 2 * MAX_FILES:  # checked before zipfile creates an object per entry
+        raise TooLarge(f"archive: more than {MAX_FILES} files", field="archive")
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         for entry in archive.infolist():
             if entry.is_dir() or (entry.external_attr >> 28) == 0xA:  # a symbolic link
@@ -106,9 +106,10 @@ def _zip(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def unpack(data: bytes, name: str) -> dict[str, bytes]:
-    """Path -> bytes of the regular files of a .tar.gz, .tar.bz2, .tar.xz, .zip or .whl. Links and devices are left out.
+    """Return {path: content} of the regular files of a .tar.gz, .tar.bz2, .tar.xz, .zip or .whl. Links and devices are left out.
 
-    Raises BadRequest if a path leads out of it or it cannot be read, TooLarge beyond 8 MiB a file, 64 MiB in total, or 8000 files.
+    Raises BadRequest if a path would escape the archive's directory or the archive is damaged, TooLarge beyond 8 MiB per file, 64 MiB in
+    total, or 8000 files.
     """
     files: dict[str, bytes] = {}
     total = 0
@@ -116,15 +117,15 @@ def unpack(data: bytes, name: str) -> dict[str, bytes]:
         for path, content in (_zip if name.endswith((".zip", ".whl")) else _tar)(data):
             total += len(content)
             files[path] = content
-            if total > ALL_BYTES or len(files) > MOST_FILES:
-                raise TooLarge(f"{name}: more than {ALL_BYTES >> 20} MiB or {MOST_FILES} files", field="archive")
+            if total > ALL_BYTES or len(files) > MAX_FILES:
+                raise TooLarge(f"{name}: more than {ALL_BYTES >> 20} MiB or {MAX_FILES} files", field="archive")
     except _DAMAGE as error:
-        raise BadRequest(f"{name}: not an archive that can be read: {error}", field="archive") from error
+        raise BadRequest(f"{name}: not a readable archive: {error}", field="archive") from error
     return files
 
 
 def without_top(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The files of a source distribution's only top directory, with paths relative to it. Raises BadRequest unless there is exactly one."""
+    """Strip a source distribution's single top directory from its paths. Raises BadRequest unless there is exactly one."""
     tops = {path.partition("/")[0] for path in files}
     if len(tops) != 1 or any("/" not in path for path in files):
         raise BadRequest(
@@ -133,19 +134,19 @@ def without_top(files: Mapping[str, bytes]) -> dict[str, bytes]:
     return {path.partition("/")[2]: data for path, data in files.items()}
 
 
-# ---------------------------------------------------------------- through pip
+# ---------------------------------------------------------------- downloads through pip
 
 
 _PIP_SECONDS = 180.0
 _LINK = Path(__file__).with_name("pip_link.py")
-MOST_BYTES = 1 << 30
-"""Of all files of the wheels that a task asks for: they are held in memory."""
+MAX_BYTES = 1 << 30
+"""Limit on the total size of all wheels' files, which are kept in memory."""
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9._,-]+\])?\s*([<>=!~]=?[^;@]*)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedArchive:
-    """An archive's bytes and file name; `sha256` is the hash that its index states, "" if no index does.
+    """An archive's bytes and file name. `sha256` is the hash stated by the package index; "" for a local file.
 
     Example: ``FetchedArchive(name="tabulate-0.10.0.tar.gz", data=b"...", sha256="e2cf...")``
     """
@@ -156,7 +157,7 @@ class FetchedArchive:
 
 
 async def _pip(*argv: str) -> str:
-    """Run this interpreter with the arguments and return its stdout. Raises Unavailable, on failure with the last line of stderr."""
+    """Run this interpreter with the arguments and return its stdout. Raises Unavailable for a timeout, or with stderr's last line."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *argv,
@@ -174,22 +175,24 @@ async def _pip(*argv: str) -> str:
             process.kill()
             await process.wait()
     if process.returncode != 0:
-        said = [line for line in err.decode("utf-8", "replace").splitlines() if line.strip() and "ignored" not in line]
+        errors = [
+            line for line in err.decode("utf-8", "replace").splitlines() if line.strip() and "ignored" not in line
+        ]
         raise Unavailable(
-            f"pip failed: {said[-1][:300] if said else process.returncode}; check the package's name, its version and the network"
+            f"pip failed: {errors[-1][:300] if errors else process.returncode}; check the package's name, its version and the network"
         )
     return out.decode()
 
 
 def plain_requirement(text: str) -> bool:
-    """True for a name with optional extras and versions; False for a path, a URL or a pip option."""
+    """Return True for a name with optional extras and versions; False for a path, a URL or a pip option."""
     return _REQUIREMENT.fullmatch(text.partition(";")[0].strip()) is not None
 
 
 async def fetch_sdist(package: str) -> FetchedArchive:
-    """The source distribution of a requirement such as "tabulate" or "tabulate==0.10.0", or of a path to one.
+    """Return the source distribution of a requirement such as "tabulate" or "tabulate==0.10.0", or read it from a path.
 
-    Raises BadRequest if it is neither, none is published, or the index states no SHA-256 for it; Corrupt if the archive has another one;
+    Raises BadRequest if the text is neither, none is published, or the index states no SHA-256; Corrupt if the archive's hash differs;
     Unavailable if pip or its index failed.
     """
     path = Path(package)
@@ -212,9 +215,9 @@ async def fetch_sdist(package: str) -> FetchedArchive:
 
 
 async def fetch_wheels(requirements: Sequence[str]) -> dict[str, bytes]:
-    """The files that installing these puts into site-packages, scripts left out: path -> bytes. Wheels only; nothing is built or run.
+    """Download wheels with their dependencies, and return {path in site-packages: content}. Nothing is built or run.
 
-    Raises BadRequest if a requirement is no plain one or all files have more than `MOST_BYTES`, Unavailable if pip found no wheels.
+    Raises BadRequest if a requirement is not plain or the files exceed `MAX_BYTES`, Unavailable if pip found no wheels.
     """
     for each in requirements:
         if not plain_requirement(each):
@@ -224,17 +227,17 @@ async def fetch_wheels(requirements: Sequence[str]) -> dict[str, bytes]:
         await _pip("-m", "pip", "download", "--quiet", "--only-binary", ":all:", "--dest", directory, *requirements)
         for wheel in sorted(Path(directory).iterdir()):
             files |= installed(unpack(wheel.read_bytes(), wheel.name))
-            if sum(map(len, files.values())) > MOST_BYTES:
+            if sum(map(len, files.values())) > MAX_BYTES:
                 raise BadRequest(
-                    f"the wheels of {', '.join(requirements)[:200]} hold more than {MOST_BYTES >> 20} MiB; ask for fewer",
+                    f"the wheels of {', '.join(requirements)[:200]} hold more than {MAX_BYTES >> 20} MiB; ask for fewer",
                     field="package",
                 )
     return files
 
 
 def installed(wheel: dict[str, bytes]) -> dict[str, bytes]:
-    """A wheel's files at their paths in site-packages. Scripts, data and .pth files, which run in every interpreter, are left out."""
-    found: dict[str, bytes] = {}
+    """Map a wheel's files to their paths in site-packages, without scripts, data, and .pth files (which run in every interpreter)."""
+    result: dict[str, bytes] = {}
     for path, data in wheel.items():
         top, _, rest = path.partition("/")
         if top.endswith(".data"):
@@ -242,15 +245,15 @@ def installed(wheel: dict[str, bytes]) -> dict[str, bytes]:
             if kind not in ("purelib", "platlib"):
                 continue
         if not path.endswith(".pth"):
-            found[path] = data
-    return found
+            result[path] = data
+    return result
 
 
-# ---------------------------------------------------------------- what a package says of itself
+# ---------------------------------------------------------------- a package's metadata and layout
 
 
 _ROOTS = ("", "src/", "lib/", "python/", "Lib/")
-_STATED = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]{0,99}")  # a name or a version, of which paths are made
+_NAME_OR_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]{0,99}")  # a name or a version, which becomes part of paths
 _TEST_PLACES = {"tests", "test", "testing"}
 _VENDORED = re.compile(
     r"(^|/)(_?vendor(ed)?|_?extern(al)?|third_party|_versioneer|versioneer|ez_setup|docs?|examples?|benchmarks?)(/|\.py$|$)"
@@ -260,20 +263,20 @@ _STRIPPED = re.compile(
 )
 _PYTEST_NEEDS = {"pytest", "pluggy", "iniconfig", "packaging", "pygments", "exceptiongroup", "tomli", "colorama"}
 _TEST_EXTRAS = re.compile(r"^(tests?|testing|dev|develop|check)$")
-_NOT_NEEDED = re.compile(
+_IRRELEVANT_TOOLS = re.compile(
     r"^(pytest-cov|pytest-xdist|coverage|tox|nox|flake8|ruff|mypy|black|isort|pylint|pre-commit|sphinx|twine|build|wheel|setuptools"
     r"|hatch|bump|types-|pyright|furo|codecov|virtualenv|pytest-(ruff|black|mypy|flake8|enabler|checkdocs|codspeed|pycodestyle|benchmark|perf|randomly))"
 )
 
 
 def canonical(name: str) -> str:
-    """A project's name as PyPI compares names (PEP 503): lower case, and "-" for any run of "-", "_" and "."."""
+    """Normalize a project's name (PEP 503): lower case, and "-" for any run of "-", "_" and "."."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceTree:
-    """A package's stripped sources. `root` is the directory, with its slash, from which its modules are imported; "" for the top.
+    """A package's sources, without generated files. `root`: the directory, with a slash, from which modules are imported; "" for the top.
 
     Example: ``SourceTree(name="tabulate", version="0.10.0", files={"tabulate/__init__.py": b"..."}, root="", modules=("tabulate",),
     tests=("test",), requires=(), test_requires=("pytest",), metadata=b"Name: tabulate")``
@@ -290,8 +293,8 @@ class SourceTree:
     metadata: bytes
 
     def sources(self) -> dict[str, str]:
-        """The files that a task may be about: path -> text. Tests, vendored code and files that are not UTF-8 are left out."""
-        found: dict[str, str] = {}
+        """Return {path: text} of the files that tasks may be about, without tests, vendored code and files that are not UTF-8."""
+        result: dict[str, str] = {}
         for path, data in self.files.items():
             inside = path[len(self.root) :] if path.startswith(self.root) else ""
             if not inside.endswith(".py") or inside.split("/")[0].removesuffix(".py") not in self.modules:
@@ -299,14 +302,14 @@ class SourceTree:
             if is_test(path) or _VENDORED.search(inside):
                 continue
             try:
-                found[path] = data.decode()
+                result[path] = data.decode()
             except UnicodeDecodeError:
                 continue
-        return found
+        return result
 
 
 def is_test(path: str) -> bool:
-    """True for a file that belongs to the tests."""
+    """Return True for a file that belongs to the tests."""
     parts = PurePosixPath(path).parts
     name = parts[-1]
     named = name == "conftest.py" or (name.startswith("test") and name.endswith(".py")) or name.endswith("_test.py")
@@ -314,7 +317,7 @@ def is_test(path: str) -> bool:
 
 
 def _requirements(metadata: Any, pyproject: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """The requirements of the package and of its tests, as its metadata and pyproject.toml state them; nothing is run."""
+    """Return the requirements of the package and of its tests, from its metadata and pyproject.toml."""
     needed, testing = list[str](), list[str]()
     for line in metadata.get_all("Requires-Dist") or ():
         requirement, _, marker = " ".join(line.split()).partition(";")
@@ -329,13 +332,15 @@ def _requirements(metadata: Any, pyproject: Mapping[str, Any]) -> tuple[list[str
         if _TEST_EXTRAS.match(canonical(name)) and isinstance(group, list):
             testing += [each for each in group if isinstance(each, str)]
     wanted = [
-        each for each in testing if not _NOT_NEEDED.match(canonical(re.split(r"[\s<>=!~;\[]", each, maxsplit=1)[0]))
+        each
+        for each in testing
+        if not _IRRELEVANT_TOOLS.match(canonical(re.split(r"[\s<>=!~;\[]", each, maxsplit=1)[0]))
     ]
     return needed, wanted
 
 
 def _modules(files: Mapping[str, bytes], name: str) -> tuple[str, tuple[str, ...]]:
-    """The import root and the names of the modules there: those named like the package if any, else others found there."""
+    """Return the import root and the names of its modules: those named like the package if there are any, else others found there."""
     wanted = {canonical(name), canonical(name.removeprefix("python-")), canonical(name.removeprefix("py"))}
     for root in _ROOTS:
         here = {path[len(root) :] for path in files if path.startswith(root)}
@@ -352,7 +357,7 @@ def _modules(files: Mapping[str, bytes], name: str) -> tuple[str, tuple[str, ...
 
 
 def _test_places(files: Mapping[str, bytes]) -> tuple[str, ...]:
-    """Directories and files with tests, none inside another."""
+    """Return the directories and files with tests, none inside another."""
     places: list[str] = []
     for path in sorted(files):
         parts = PurePosixPath(path).parts
@@ -365,17 +370,17 @@ def _test_places(files: Mapping[str, bytes]) -> tuple[str, ...]:
 
 
 def read_tree(files: Mapping[str, bytes], project: str) -> SourceTree:
-    """Read an unpacked source distribution. Raises BadRequest, with the reason, if no tasks can be made of it."""
+    """Parse an unpacked source distribution. Raises BadRequest, with the reason, if no tasks can be built from it."""
     if "PKG-INFO" not in files:
         raise BadRequest(f"{project}: no PKG-INFO at the top; is this a source distribution?", field="package")
     metadata = Parser().parsestr(files["PKG-INFO"].decode("utf-8", "replace"))
     name, version = str(metadata["Name"] or ""), str(metadata["Version"] or "")
     for field, text in (("Name", name), ("Version", version)):
-        if not _STATED.fullmatch(text):
+        if not _NAME_OR_VERSION.fullmatch(text):
             raise BadRequest(f"{project}: PKG-INFO states the {field} {text[:80]!r}; do not use it", field="package")
     if canonical(name) in _PYTEST_NEEDS:
         raise BadRequest(
-            f"{project}: pytest itself imports it, so a change would break the tests' own tool", field="package"
+            f"{project}: pytest itself imports it, so a mutation would break the test runner", field="package"
         )
     try:
         pyproject = tomllib.loads(files.get("pyproject.toml", b"").decode())

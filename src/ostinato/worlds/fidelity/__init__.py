@@ -1,1 +1,1 @@
-"""Can a model tell a simulated world from production?"""
+"""Fidelity of simulated worlds: can a model tell them from production? Classifier two-sample tests on observed features."""

@@ -1,8 +1,8 @@
-"""What a program sees of the machine it runs on, as one line of JSON. The same script runs in a sandbox and on a real machine.
+"""Prints the features of the machine that a program can see, as one line of JSON. Runs the same in a sandbox and on a real machine.
 
-Standard library only (Python 3.10 or newer), and nothing else of Ostinato: `python3 -s look.py [NAME] >> production.jsonl`. It sends
-nothing over a network, and leaves out what may be secret: the values of environment variables (but for `PLAIN`), and the names of the
-machine and its users. NAME is the line's group, shared by all observations of one machine; the default is a hash of the host's name.
+It needs only the standard library (Python 3.10 or newer), not Ostinato: `python3 -s look.py [NAME] >> production.jsonl`. It sends nothing
+over a network, and leaves out what may be secret: the values of environment variables (except `PLAIN`), and the names of the machine and
+its users. NAME is the line's group, which all observations of one machine share; the default is a hash of the host's name.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ import time
 from collections.abc import Callable, Iterator
 
 PLAIN = ("LANG", "PATH", "SHELL", "TERM")
-"""Variables whose values describe the machine and reveal nothing about its owner."""
+"""Environment variables whose values describe the machine and reveal nothing about its owner."""
 TOOLS = (
     "awk bash cargo clang curl docker emacs ffmpeg gcc gdb git go gzip htop java jq less make man nano node npm openssl perl pip pip3 ps "
     "psql pytest python python3 rg rsync ruby rustc sed ssh strace sudo systemctl tar tmux uname unzip uv vim wget which zip zsh"
 )
-"""Programs that people's machines may have."""
+"""Programs that a developer's machine may have."""
 Value = float | str
 Features = Iterator[tuple[str, Value]]
 
 
 def shape(text: str) -> str:
-    """Replace each run of letters by a and each run of digits by 0. Example: ``shape("web-12.lan") == "a-0.a"``"""
+    """Replace each run of letters by "a" and each run of digits by "0". Example: ``shape("web-12.lan") == "a-0.a"``"""
     return re.sub(r"[A-Za-z]+", "a", re.sub(r"[0-9]+", "0", text))
 
 
@@ -44,7 +44,7 @@ def _text(path: str) -> str:
 
 
 def system() -> Features:
-    """Host, kernel and distribution."""
+    """Yield features of the host name, kernel and distribution."""
     name = socket.gethostname()
     yield "host.shape", shape(name)
     yield "host.length", float(len(name))
@@ -58,7 +58,7 @@ def system() -> Features:
 
 
 def mounts() -> Features:
-    """Mounted file systems by kind."""
+    """Yield the number of mounted file systems, by kind."""
     lines = [line.split() for line in _text("/proc/self/mounts").splitlines()]
     kinds = [line[2] for line in lines]
     yield "mounts", float(len(lines))
@@ -68,13 +68,13 @@ def mounts() -> Features:
 
 
 def clock() -> Features:
-    """Time zone, and how long the machine has been up."""
+    """Yield the time zone and the uptime."""
     yield "clock.zone", time.strftime("%Z")
     yield "uptime_s", float(_text("/proc/uptime").split()[0])
 
 
 def environment() -> Features:
-    """The names of the environment variables, and the values of those that are no secret."""
+    """Yield the names of the environment variables, and the values of those in `PLAIN`."""
     yield "env", float(len(os.environ))
     for name in sorted(os.environ):
         yield f"env:{name}", 1.0
@@ -85,21 +85,21 @@ def environment() -> Features:
 
 
 def person() -> Features:
-    """The current user, and the contents of their home directory."""
+    """Yield features of the current user and the home directory."""
     yield "user.uid", float(os.getuid())
     yield "user.root", float(os.getuid() == 0)
     yield "user.groups", float(len(os.getgroups()))
     yield "user.shape", shape(getpass.getuser())
     home = os.path.expanduser("~")
     yield "home.depth", float(home.count("/"))
-    found = os.listdir(home)
-    yield "home.entries", float(len(found))
+    entries = os.listdir(home)
+    yield "home.entries", float(len(entries))
     for name in (".bash_history", ".bashrc", ".cache", ".config", ".gitconfig", ".profile", ".ssh"):
-        yield f"home.has:{name}", float(name in found)
+        yield f"home.has:{name}", float(name in entries)
 
 
 def resources() -> Features:
-    """Processors, memory, disk and processes as they are shown."""
+    """Yield the visible processors, disk and processes."""
     yield "cpu.count", float(os.cpu_count() or 0)
     yield "cpu.usable", float(len(os.sched_getaffinity(0)))
     disk = shutil.disk_usage(".")
@@ -112,7 +112,7 @@ def resources() -> Features:
 
 
 def memory() -> Features:
-    """Memory as /proc shows it."""
+    """Yield the memory that /proc shows."""
     known = {line.split(":")[0]: float(line.split()[1]) for line in _text("/proc/meminfo").splitlines()}
     yield "memory.total_gb", known["MemTotal"] / 1e6
     yield "memory.free_share", known.get("MemAvailable", 0.0) / known["MemTotal"]
@@ -120,7 +120,7 @@ def memory() -> Features:
 
 
 def network() -> Features:
-    """Interfaces and routes; nothing is sent."""
+    """Yield network interfaces, routes and resolvers. Nothing is sent."""
     names = [name for _, name in socket.if_nameindex()]
     yield "net.interfaces", float(len(names))
     for name in sorted({shape(name) for name in names}):
@@ -130,7 +130,7 @@ def network() -> Features:
 
 
 def files() -> Features:
-    """The number of files and their age in days, in the places where programs look first."""
+    """Yield the number of files and their age in days, in directories where programs look first."""
     now = time.time_ns() / 1e9
     for name, place in (
         ("etc", "/etc"),
@@ -148,14 +148,14 @@ def files() -> Features:
 
 
 def tools() -> Features:
-    """Which programs are on PATH."""
+    """Yield which programs are on the PATH."""
     for name in TOOLS.split():
         yield f"tool:{name}", float(shutil.which(name) is not None)
     yield "python", platform.python_version()
 
 
 def latency() -> Features:
-    """The time that trivial operations take, in milliseconds, as the median of five."""
+    """Yield the latency of trivial operations in milliseconds, as the median of five."""
     yield "ms.true", _median(lambda: subprocess.run(["true"], check=False))
     yield "ms.shell", _median(lambda: subprocess.run(["sh", "-c", ":"], check=False))
 
@@ -182,14 +182,14 @@ PARTS: tuple[Callable[[], Features], ...] = (
 
 
 def look() -> dict[str, Value]:
-    """All features by name. A part that fails loses its remaining features, and the failure becomes a feature itself."""
-    found: dict[str, Value] = {}
+    """Return all features by name. A part that fails loses its remaining features, and the failure becomes a feature."""
+    features: dict[str, Value] = {}
     for part in PARTS:
         try:
-            found.update(part())
+            features.update(part())
         except (OSError, KeyError, ValueError, IndexError) as error:
-            found[f"unseen:{part.__name__}"] = type(error).__name__
-    return found
+            features[f"unseen:{part.__name__}"] = type(error).__name__
+    return features
 
 
 if __name__ == "__main__":

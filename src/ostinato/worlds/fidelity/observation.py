@@ -1,9 +1,9 @@
-"""One observation of a machine or of a conversation, as a flat mapping of features, and many of them as a matrix.
+"""Observations of machines and conversations as flat feature mappings, and their encoding as a matrix.
 
-A conversation's features are the prompts, tools and users that a model sees, and their timing. The operator's own words (the system
-prompt, tools) are features themselves. Of what people wrote only the shape is a feature, and a hash of it all identifies the question.
-The hash leaves out the operator's words, which belong to the environment and not to the task. In the matrix each feature stands by rank,
-by distance from the median, by value, and by presence.
+A conversation's features describe the messages that a model sees, and their timing. Words of the system prompt are features themselves; of
+other messages only lengths and character statistics are. A hash of the opening messages identifies the question; it leaves out the system
+prompt, which belongs to the environment and not to the task. In the matrix each feature has columns for its presence, its most frequent
+text values, its rank, and its distance from the median.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ Feature = float | str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One observation. `group` names what makes several observations dependent, such as a machine or a task.
+    """One observation.
 
-    `asked` is a hash of the question that opened an episode, the same for the same question; "" if there was none or it is unknown.
+    `group`: the cluster of dependent observations, such as a machine or a task. `asked`: a hash of the question that opened an episode, the
+    same for the same question; "" if there was none or it is unknown.
 
     Example: ``Observation(group="web-1", features={"cpu.count": 8.0, "kernel.system": "Linux", "tool:git": 1.0})``
     """
@@ -42,24 +43,24 @@ class Observation:
     asked: str = ""
 
     def line(self) -> str:
-        """As a line of JSON."""
+        """Return the observation as a line of JSON."""
         asked = {"asked": self.asked} if self.asked else {}
         return json.dumps({"group": self.group, **asked, "features": dict(self.features)})
 
 
 def parse_observation(line: str) -> Observation:
-    """The inverse of `Observation.line`. Raises BadRequest."""
+    """Parse a line of `Observation.line`. Raises BadRequest."""
     try:
-        found = json.loads(line)
-        group, features, asked = found["group"], found["features"], found.get("asked", "")
+        row = json.loads(line)
+        group, features, asked = row["group"], row["features"], row.get("asked", "")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BadRequest(f'no observation: {error}; a line is {{"group": "...", "features": {{...}}}}') from error
+        raise BadRequest(f'not an observation: {error}; a line is {{"group": "...", "features": {{...}}}}') from error
     if not isinstance(group, str) or not isinstance(features, dict) or not isinstance(asked, str):
-        raise BadRequest("no observation: `group` and `asked` are texts and `features` an object")
+        raise BadRequest("not an observation: `group` and `asked` must be strings and `features` an object")
     kept: dict[str, Feature] = {}
     for name, value in cast("dict[str, Any]", features).items():
         if not isinstance(value, str | int | float):
-            raise BadRequest(f"feature {name!r} is neither a number nor a text", field=name)
+            raise BadRequest(f"feature {name!r} is neither a number nor a string", field=name)
         kept[name] = value if isinstance(value, str) else float(value)
     return Observation(group=group, features=kept, asked=asked)
 
@@ -69,15 +70,16 @@ def parse_observation(line: str) -> Observation:
 
 Floats = NDArray[np.float64]
 
-MOST_VALUES = 40
-"""How many of a text feature's values, the most frequent ones, get columns of their own."""
+MAX_VALUES = 40
+"""Number of a text feature's most frequent values that get an indicator column."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Columns:
-    """N observations as C columns of mean 0 and variance 1. `label_N` is 1 for production; `groups_N` are group numbers.
+    """N observations as C standardised columns (mean 0, variance 1).
 
-    Columns that are equal up to sign are merged under a joint name. `raw_NC` holds the values to show to people, NaN where one is missing.
+    `values_NC`: the columns, of which those equal up to sign are merged under a joint name. `raw_NC`: the values to show to people, NaN if
+    missing. `label_N`: 1 for production, 0 for simulation. `groups_N`: group numbers.
     """
 
     names: tuple[str, ...]
@@ -87,20 +89,20 @@ class Columns:
     groups_N: NDArray[np.int64]
 
     def examples(self, place: int) -> tuple[str, str]:
-        """A column's summary on each side: how many observations have it, or the median and range of its numbers."""
-        first, second = (_shown(self.raw_NC[self.label_N == side, place]) for side in (1, 0))
+        """Summarise a column on each side: how many observations have it, or the median and range of its numbers."""
+        first, second = (_summary(self.raw_NC[self.label_N == side, place]) for side in (1, 0))
         return first, second
 
 
 def columns_of(production: Sequence[Observation], simulation: Sequence[Observation]) -> Columns:
-    """The columns of both sides together. They do not depend on which side an observation is on."""
+    """Encode the observations of both sides. The encoding does not depend on which side an observation is from."""
     both = [*production, *simulation]
     label_N = np.array([1] * len(production) + [0] * len(simulation), dtype=np.int64)
     numbers = {group: number for number, group in enumerate(sorted({each.group for each in both}))}
     named: dict[bytes, list[str]] = {}
     kept: list[tuple[str, Floats, Floats]] = []
     for name in sorted({name for each in both for name in each.features}):
-        for column, raw_N, value_N in _of_feature(name, both):
+        for column, raw_N, value_N in _feature_columns(name, both):
             if np.ptp(value_N) < 1e-12:
                 continue
             value_N = (value_N - value_N.mean()) / value_N.std()
@@ -111,7 +113,7 @@ def columns_of(production: Sequence[Observation], simulation: Sequence[Observati
             named.setdefault(key, []).append(column)
     joined = {each[0]: each for each in named.values()}
     return Columns(
-        names=tuple(_joined(joined[name]) for name, _, _ in kept),
+        names=tuple(_merged_name(joined[name]) for name, _, _ in kept),
         values_NC=np.column_stack([value_N for _, _, value_N in kept]) if kept else np.zeros((len(both), 0)),
         raw_NC=np.column_stack([raw_N for _, raw_N, _ in kept]) if kept else np.zeros((len(both), 0)),
         label_N=label_N,
@@ -122,7 +124,7 @@ def columns_of(production: Sequence[Observation], simulation: Sequence[Observati
 def deal_folds(
     groups_N: NDArray[np.int64], label_N: NDArray[np.int64], folds: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """A fold for each observation: groups stay whole, and each side's groups are spread evenly over the folds."""
+    """Return a fold for each observation. Groups stay whole, and each side's groups are spread evenly over the folds."""
     groups, first_N = np.unique(groups_N, return_inverse=True)
     share_G = np.bincount(first_N, weights=label_N) / np.bincount(first_N)
     order = np.lexsort((rng.random(len(groups)), share_G))
@@ -131,16 +133,16 @@ def deal_folds(
     return place_G[first_N]
 
 
-def _of_feature(name: str, both: Sequence[Observation]) -> list[tuple[str, Floats, Floats]]:
-    """The columns of one feature, as (name, values to show, values to learn from)."""
-    found = [each.features.get(name) for each in both]
-    there_N = np.array([float(value is not None) for value in found])
+def _feature_columns(name: str, both: Sequence[Observation]) -> list[tuple[str, Floats, Floats]]:
+    """Return the columns of one feature as (name, values to show, values to learn from)."""
+    values = [each.features.get(name) for each in both]
+    there_N = np.array([float(value is not None) for value in values])
     columns = [(f"{name} is there", there_N, there_N)]
-    texts = Counter(value for value in found if isinstance(value, str))
-    for text, _ in texts.most_common(MOST_VALUES):
-        is_N = np.array([float(value == text) for value in found])
+    texts = Counter(value for value in values if isinstance(value, str))
+    for text, _ in texts.most_common(MAX_VALUES):
+        is_N = np.array([float(value == text) for value in values])
         columns.append((f"{name} = {text[:80]}", is_N, is_N))
-    raw_N = np.array([value if isinstance(value, float) else np.nan for value in found])
+    raw_N = np.array([value if isinstance(value, float) else np.nan for value in values])
     known_N = np.isfinite(raw_N)
     if known_N.any() and np.ptp(raw_N[known_N]) > 0:
         rank_N = np.full(len(both), 0.5)
@@ -154,17 +156,17 @@ def _of_feature(name: str, both: Sequence[Observation]) -> list[tuple[str, Float
 
 
 def _ranks(values_N: Floats) -> Floats:
-    """Mid-ranks in (0, 1)."""
+    """Return mid-ranks, scaled to (0, 1)."""
     _, place_N, counts = np.unique(values_N, return_inverse=True, return_counts=True)
     upto = np.cumsum(counts)
     return (upto - 0.5 * counts)[place_N] / len(values_N)
 
 
-def _joined(names: Sequence[str]) -> str:
+def _merged_name(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} (and {len(names) - 1} alike: {', '.join(names[1:4])})"
 
 
-def _shown(raw_N: Floats) -> str:
+def _summary(raw_N: Floats) -> str:
     known_N = raw_N[np.isfinite(raw_N)]
     if set(known_N.tolist()) <= {0.0, 1.0}:
         return f"{int(known_N.sum())} of {len(raw_N)}"
@@ -174,15 +176,15 @@ def _shown(raw_N: Floats) -> str:
 # ---------------------------------------------------------------- features of a conversation
 
 
-MOST_WORDS = 400
+MAX_WORDS = 400
 _ROLES = frozenset(role.value for role in Role)
 _WORD = re.compile(r"[A-Za-z_/.-]{3,40}")
 
 
 def of_turns(turns: Sequence[Turn], pieces: Callable[[int], bytes], group: str) -> Observation:
-    """Observe an episode's captured turns, oldest first: the first prompt split at control tokens, lengths, and times between turns.
+    """Observe an episode's captured turns, oldest first: the first prompt (split at control tokens), lengths, and gaps between turns.
 
-    `pieces` maps a token to its bytes, b"" for a control token. Raises BadRequest if there is no turn.
+    `pieces` maps a token to its bytes, b"" for a control token. Raises BadRequest without turns.
     """
     if not turns:
         raise BadRequest("an episode without turns cannot be observed")
@@ -199,32 +201,32 @@ def of_turns(turns: Sequence[Turn], pieces: Callable[[int], bytes], group: str) 
     if gaps:
         features |= {"gap_s": median(gaps), "gap_s.least": min(gaps)}
     by_role: dict[str, list[str]] = defaultdict(list)
-    spoken: list[tuple[str, str]] = []
+    messages: list[tuple[str, str]] = []
     for part in parts:
         role, _, text = part.partition("\n")
-        spoken.append((role, text) if role in _ROLES else ("other", part))
-        by_role[spoken[-1][0]].append(spoken[-1][1])
+        messages.append((role, text) if role in _ROLES else ("other", part))
+        by_role[messages[-1][0]].append(messages[-1][1])
     features.update(_words("system", " ".join(by_role.get("system", ()))))
     for role, texts in by_role.items():
         features.update(_lengths(role, texts))
-    return Observation(group=group, features=features, asked=_hashed_question(spoken))
+    return Observation(group=group, features=features, asked=_hashed_question(messages))
 
 
-def _hashed_question(spoken: Sequence[tuple[str, str]]) -> str:
-    """A hash, as 16 hex digits, of an episode's opening messages without the system prompt; "" if there are no others."""
-    question = [(role, text.strip()) for role, text in spoken if role != Role.SYSTEM.value]
+def _hashed_question(messages: Sequence[tuple[str, str]]) -> str:
+    """Hash an episode's opening messages without the system prompt, as 16 hex digits; "" if there are no others."""
+    question = [(role, text.strip()) for role, text in messages if role != Role.SYSTEM.value]
     return hashlib.sha256(json.dumps(question).encode()).hexdigest()[:16] if question else ""
 
 
 def _segments(ids: Sequence[int], pieces: Callable[[int], bytes]) -> Iterator[str]:
-    """The text between control tokens."""
-    held = b""
+    """Yield the texts between control tokens."""
+    pending = b""
     for token in (*ids, None):
         piece = b"" if token is None else pieces(token)
-        held += piece
-        if not piece and held.strip():
-            yield held.decode(errors="replace").strip()
-        held = held if piece else b""
+        pending += piece
+        if not piece and pending.strip():
+            yield pending.decode(errors="replace").strip()
+        pending = pending if piece else b""
 
 
 def _lengths(role: str, texts: Sequence[str]) -> dict[str, Feature]:
@@ -240,5 +242,5 @@ def _lengths(role: str, texts: Sequence[str]) -> dict[str, Feature]:
 
 
 def _words(name: str, text: str) -> dict[str, Feature]:
-    """A feature for each word of a text; only the most frequent words of a long text."""
-    return {f"{name}.word:{word}": 1.0 for word, _ in Counter(_WORD.findall(text)).most_common(MOST_WORDS)}
+    """Return a feature for each of the text's most frequent words."""
+    return {f"{name}.word:{word}": 1.0 for word, _ in Counter(_WORD.findall(text)).most_common(MAX_WORDS)}

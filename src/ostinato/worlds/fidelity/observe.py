@@ -1,4 +1,4 @@
-"""Observations of machines: runs the observing script in a sandbox, and reads files of observations."""
+"""Collects observations of machines: runs the observing script in a sandbox, and reads files of observations."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ PATIENCE_S = 60.0
 
 
 def script() -> str:
-    """The source of the script that observes the machine it runs on (`look.py`)."""
+    """Return the source of the observing script, `look.py`."""
     return Path(look.__file__).read_text(encoding="utf-8")
 
 
 async def observe(sandbox: Sandbox, group: str, *, python: str = "python3") -> Observation:
-    """Run the script in a sandbox. Raises Unavailable if it does not run there."""
+    """Run the observing script in a sandbox. Raises Unavailable if it does not run there."""
     done = await sandbox.exec((python, "-s", "-c", script(), group), timeout=PATIENCE_S)
     try:
         return parse_observation(done.stdout.decode().strip().splitlines()[-1])
     except (IndexError, UnicodeDecodeError, BadRequest) as error:
-        told = done.stderr.decode(errors="replace")[-300:].strip()
+        stderr = done.stderr.decode(errors="replace")[-300:].strip()
         raise Unavailable(
-            f"the sandbox cannot be observed: {python} ended with {done.code} ({done.killed_reason or told}); put {python} into it"
+            f"the sandbox cannot be observed: {python} ended with {done.code} ({done.killed_reason or stderr}); put {python} into it"
         ) from error
 
 
 def read_observations(path: Path) -> tuple[Observation, ...]:
-    """Read a file of observations, one a line. Raises NotFound, or BadRequest with the number of a malformed line."""
+    """Read a file with one observation per line. Raises NotFound, or BadRequest with the number of a malformed line."""
     try:
         lines = lines_of(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        raise NotFound(f"there is no file {path}; `ostinato worlds observe --help` says how it is made") from None
+        raise NotFound(f"there is no file {path}; `ostinato worlds observe --help` tells how to make one") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadRequest(f"{path} cannot be read: {error}") from error
-    found: list[Observation] = []
+    observations: list[Observation] = []
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                found.append(parse_observation(line))
+                observations.append(parse_observation(line))
             except BadRequest as error:
                 raise BadRequest(f"{path}, line {number}: {error}") from error
-    return tuple(found)
+    return tuple(observations)

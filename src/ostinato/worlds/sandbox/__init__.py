@@ -1,4 +1,4 @@
-"""Sandboxes for code that a model wrote: boxes of Linux namespaces with a system call filter, and nothing of the host within reach."""
+"""Sandboxes for model-written code: Linux namespaces with a seccomp filter, and no access to the host's files, network or processes."""
 
 from ostinato.worlds.sandbox.backend import Boxes, SingleRuns
 from ostinato.worlds.sandbox.config import SandboxConfig

@@ -1,9 +1,9 @@
-"""The namespaces backend: boxes of Linux namespaces, as many at once as the settings allow; and single runs in such boxes.
+"""The `namespaces` backend: stateful sandboxes ("boxes") made of Linux namespaces (`Boxes`), and one-shot runs (`SingleRuns`).
 
-A single run is of code that a model wrote, where it can reach nothing: no host files, no network, no other process, no extra time. In
-the data flow: the graders (and the demo's simulated users) give `SingleRuns.run` a program and get an `ExecResult`. Every run is a box of
-its own (`native/`) with an empty /tmp that vanishes with it; a Python source runs in a warm copy of the zygote's interpreter. Namespaces
-share the host's kernel: this holds against the code that models write, not against a kernel exploit.
+A single run executes one model-written program without access to host files, the network or other processes, and within a time limit.
+The graders and the demo's simulated users pass `SingleRuns.run` a program and get an `ExecResult`. Every run gets its own box (`native/`)
+with an empty /tmp, which is deleted with the box. Python source runs in a fork of the zygote's warm interpreter. Boxes share the host's
+kernel: they contain the code that models write, but do not withstand a kernel exploit.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from ostinato.worlds.sandbox import protocol, spec_validation
 from ostinato.worlds.sandbox.config import SandboxConfig
 from ostinato.worlds.sandbox.host import Zygote
 from ostinato.worlds.sandbox.inside.compare import HEAD
-from ostinato.worlds.sandbox.proxy import SandboxPlaces, environment_of
+from ostinato.worlds.sandbox.proxy import OpenSandboxes, environment_of
 
 # ---------------------------------------------------------------- a program and its output
 
 
 class Pipe:
-    """The read end of a pipe, drained into memory up to `cap` bytes.
+    """A pipe whose read end is drained into memory, up to `cap` bytes.
 
-    `ended` becomes True at the end of the output, or False as soon as there is more than `cap`.
+    The future `ended` resolves to True at end of file, or to False as soon as the output exceeds `cap`.
     """
 
     def __init__(self, cap: int) -> None:
@@ -58,16 +58,16 @@ class Pipe:
 
     @property
     def flooded(self) -> bool:
-        """True if there was more than the limit."""
+        """True if the output exceeded `cap`."""
         return len(self.data) > self.cap
 
-    def sent(self) -> None:
-        """Close our copy of the write end, which the other process now has."""
+    def close_write_end(self) -> None:
+        """Close our copy of the write end, after it was passed to the other process."""
         os.close(self.write)
         self.write = -1
 
     def take_rest(self) -> bytes:
-        """All output up to now. A background program may go on printing, but that is read and discarded."""
+        """Read what the pipe holds now and return all output so far. Later output of a background program is drained and discarded."""
         while self._open and not self.flooded:
             before = len(self.data)
             self._drain()
@@ -76,7 +76,7 @@ class Pipe:
         return self.data[: self.cap]
 
     def close(self) -> None:
-        """Stop reading."""
+        """Stop reading and close both ends. Idempotent."""
         if self._open:
             self._open = False
             self._loop.remove_reader(self.read)
@@ -87,12 +87,13 @@ class Pipe:
                 self.ended.set_result(True)
 
 
-_GRACE_S = 20.0  # beyond a program's longest deadline, before the box itself is taken for dead
+_GRACE_S = 20.0  # a box that has not answered this long after a program's latest deadline counts as dead
 
 
 class ProgramRun:
-    """A program that a box is asked to run, as `pack_program` made it, for `timeout` seconds and with at most `cap` bytes of each output.
+    """A program running in a box. Creating one sends the request to the box.
 
+    `program` comes from `pack_program`; the program may run for `timeout` seconds and print `cap` bytes to each of stdout and stderr.
     Raises Unavailable if the box is gone.
     """
 
@@ -118,7 +119,7 @@ class ProgramRun:
                 protocol.Operation.EXEC, text, flags=flags, count=count, timeout=timeout, fds=fds
             )
             for pipe in self.pipes:
-                pipe.sent()
+                pipe.close_write_end()
         except BaseException:
             for pipe in self.pipes:
                 pipe.close()
@@ -129,14 +130,17 @@ class ProgramRun:
 
     @property
     def flooded(self) -> bool:
-        """True if it printed more than it may."""
+        """True if stdout or stderr exceeded its limit."""
         return any(pipe.flooded for pipe in self.pipes)
 
-    async def ended(self, grace: float = _GRACE_S) -> protocol.BoxReply:
-        """Pid 1's answer once the program has ended, which it is made to if it prints too much. Raises Unavailable."""
+    async def wait(self, grace: float = _GRACE_S) -> protocol.BoxReply:
+        """Wait for the program to end and return pid 1's answer. Kill the program if it prints too much.
+
+        Raises Unavailable if there is no answer `grace` seconds after the latest possible deadline, or if the box is gone.
+        """
         waiting = {self._ended, *(pipe.ended for pipe in self.pipes)}
         try:
-            async with asyncio.timeout(protocol.LONGEST * self._timeout + grace):
+            async with asyncio.timeout(protocol.MAX_DEADLINE_FACTOR * self._timeout + grace):
                 while not self._ended.done():
                     _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                     if self.flooded:
@@ -149,7 +153,7 @@ class ProgramRun:
         return self._ended.result()
 
     def result(self, answer: protocol.BoxReply) -> ExecResult:
-        """The result of a program that has ended so."""
+        """Combine pid 1's answer and the collected output into an `ExecResult`."""
         stdout, stderr = (pipe.take_rest() for pipe in self.pipes)
         reason = "output" if self.flooded else protocol.REASONS[answer.reason]
         return ExecResult(
@@ -165,14 +169,16 @@ class ProgramRun:
 # ---------------------------------------------------------------- the box
 
 
-_FREEZE_TRIES, _FREEZE_AGAIN_S = 40, 0.05
+_FREEZE_ATTEMPTS, _FREEZE_RETRY_S = 40, 0.05
 _KINDS = (ChangeKind.WRITTEN, ChangeKind.DELETED, ChangeKind.LINK, ChangeKind.OTHER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """The layers below a box's own layer, topmost first. A name is a directory of the box's stage, of an ancestor's stage ("a0/l1", where
-    a0 is the first mount that was passed on), or a layer of the host ("h3").
+    """The read-only overlay layers below a box's writable layer, topmost first.
+
+    A layer's name is a directory of the box's stage ("l0"), a directory of an ancestor's stage ("a0/l1", where a0 is the first inherited
+    mount), or a directory of the host by its zygote number ("h3").
 
     Example: ``Stack(own=("l0", "f"), inherited=(), layers=("h3",), ancestors=0)``
     """
@@ -183,13 +189,13 @@ class Stack:
     ancestors: int = 0
 
     def child(self) -> Stack:
-        """The stack that a fork starts from: this box's stage becomes the last of its ancestors."""
+        """Return the stack of a fork, in which this box's stage is the last ancestor."""
         passed = tuple(f"a{self.ancestors}/{name}" for name in self.own)
         return Stack(own=("f",), inherited=(*passed, *self.inherited), layers=self.layers, ancestors=self.ancestors + 1)
 
     @property
     def lowers(self) -> tuple[str, ...]:
-        """All layers, topmost first."""
+        """All layers, topmost first, as overlayfs orders its lower directories."""
         return (*self.own, *self.inherited, *self.layers)
 
 
@@ -197,7 +203,7 @@ Starter = Callable[[SandboxSpec, Stack, Sequence[int]], Coroutine[Any, Any, "Box
 
 
 class Box:
-    """A `Sandbox` of namespaces. Made by `Boxes.start` and `fork`."""
+    """A `Sandbox` made of Linux namespaces. Created by `Boxes.start` and `fork`."""
 
     def __init__(
         self,
@@ -216,10 +222,10 @@ class Box:
         self._lingering: list[Pipe] = []
         self.on_stop: list[Callable[[], object]] = []
 
-    async def _asked(
+    async def _request(
         self, operation: protocol.Operation, text: str = "", *, count: int = 0, fds: Sequence[int] = ()
     ) -> protocol.BoxReply:
-        """Send a request that runs no program and wait for its answer. Raises Unavailable."""
+        """Send a request that runs no program, and return the answer. Raises Unavailable."""
         _, answer = self._line.ask(operation, os.fsencode(text) + b"\0", count=count, timeout=_GRACE_S, fds=fds)
         try:
             async with asyncio.timeout(_GRACE_S):
@@ -239,15 +245,15 @@ class Box:
         program = spec_validation.pack_program(tuple(argv), {**self._env, **(env or {})}, cwd)
         run = ProgramRun(self._line, program, stdin=stdin, timeout=timeout, cap=self.spec.limits.output_bytes)
         try:
-            answer = await run.ended()
+            answer = await run.wait()
             if answer.operation == protocol.Operation.REFUSED:
                 raise Unavailable(f"the sandbox could not start the program: {os.strerror(answer.code)}")
             return run.result(answer)
         finally:
-            self._let_go(run.pipes)
+            self._keep_draining(run.pipes)
 
-    def _let_go(self, pipes: Sequence[Pipe]) -> None:
-        """Keep reading pipes that a background program still holds, so that printing does not end it. Close the others."""
+    def _keep_draining(self, pipes: Sequence[Pipe]) -> None:
+        """Keep draining pipes that a background program still holds, so that it is not killed by SIGPIPE. Close the others."""
         self._lingering = [pipe for pipe in self._lingering if not (pipe.ended.done() and pipe.ended.result())]
         for pipe in pipes:
             if not self._line.open:
@@ -257,7 +263,7 @@ class Box:
                 self._lingering.append(pipe)
 
     async def read(self, path: str, *, most: int = 1 << 20) -> bytes:
-        answer = await self._asked(protocol.Operation.READ, spec_validation.inside_workdir(path, self.spec.workdir))
+        answer = await self._request(protocol.Operation.READ, spec_validation.inside_workdir(path, self.spec.workdir))
         spec_validation.check_read(path, answer.code or (0 if answer.fds else errno.EIO))
         try:
             return await asyncio.to_thread(_read_all, answer.fds[0], path, most)
@@ -268,7 +274,7 @@ class Box:
         name = spec_validation.inside_workdir(path, self.spec.workdir)
         file = protocol.anonymous_file(data)
         try:
-            answer = await self._asked(protocol.Operation.WRITE, name, fds=[file])
+            answer = await self._request(protocol.Operation.WRITE, name, fds=[file])
         finally:
             os.close(file)
         spec_validation.check_written(path, answer.code, self.spec.limits)
@@ -282,11 +288,11 @@ class Box:
                 await self._freeze()
                 names = [f"a{place}" for place in range(self._stack.ancestors)] + ["."]
                 mounts: list[tuple[int, ...]] = []
-                for at in range(0, count, protocol.MOST_FDS // 2):
-                    part = min(count - at, protocol.MOST_FDS // 2)
+                for at in range(0, count, protocol.MAX_FDS // 2):
+                    part = min(count - at, protocol.MAX_FDS // 2)
                     columns: list[tuple[int, ...]] = []
                     for name in names:
-                        column = await self._asked(protocol.Operation.CLONES, name, count=part)
+                        column = await self._request(protocol.Operation.CLONES, name, count=part)
                         passed += column.fds
                         if column.code:
                             raise Unavailable("the sandbox's layers cannot be passed on")
@@ -299,16 +305,16 @@ class Box:
                 os.close(fd)
 
     async def _freeze(self) -> None:
-        """Make the box's own layer one that others may lie on. Raises Unavailable."""
-        answer = await self._asked(protocol.Operation.FREEZE)
-        for _ in range(_FREEZE_TRIES):
+        """Turn the box's writable layer into a read-only one, on which forks can be stacked. Raises Unavailable."""
+        answer = await self._request(protocol.Operation.FREEZE)
+        for _ in range(_FREEZE_ATTEMPTS):
             if answer.code != errno.EBUSY:
                 break
-            await asyncio.sleep(_FREEZE_AGAIN_S)  # a program that was killed holds its directory until it has ended
-            answer = await self._asked(protocol.Operation.FREEZE)
+            await asyncio.sleep(_FREEZE_RETRY_S)  # a killed program holds its directory until it has exited
+            answer = await self._request(protocol.Operation.FREEZE)
         if answer.code == errno.EBUSY:
             raise Unavailable(
-                "a program that runs in the sandbox stands in the working directory: end it before the fork"
+                "a program that runs in the sandbox has the working directory as its current directory: end it before the fork"
             )
         if answer.code:
             raise Unavailable(f"the sandbox cannot be frozen: {os.strerror(answer.code)}")
@@ -320,7 +326,7 @@ class Box:
         starting = [asyncio.ensure_future(self._starter(spec, stack, fds)) for fds in mounts]
         try:
             return list(await asyncio.gather(*starting))
-        except BaseException:  # also if it is cancelled: nobody gets those that have started
+        except BaseException:  # also on cancellation: nobody would stop the boxes that have started
             for start in starting:
                 start.cancel()
             ended = await asyncio.gather(*starting, return_exceptions=True)
@@ -330,7 +336,7 @@ class Box:
     async def diff(self) -> Sequence[Change]:
         out = protocol.anonymous_file(b"")
         try:
-            answer = await self._asked(protocol.Operation.DIFF, fds=[out])
+            answer = await self._request(protocol.Operation.DIFF, fds=[out])
             if answer.operation != protocol.Operation.DIFF or answer.code:
                 raise Unavailable(f"the sandbox's files could not be compared (exit {answer.code})")
             return await asyncio.to_thread(lambda: read_changes(os.pread(out, os.fstat(out).st_size, 0)))
@@ -339,9 +345,9 @@ class Box:
 
     async def listen(self, port: int) -> socket.socket:
         spec_validation.check_port(port)
-        answer = await self._asked(protocol.Operation.LISTEN, count=port)
+        answer = await self._request(protocol.Operation.LISTEN, count=port)
         if answer.code or not answer.fds:
-            raise Unavailable(f"port {port} of the sandbox cannot be had: {os.strerror(answer.code or errno.EIO)}")
+            raise Unavailable(f"port {port} of the sandbox cannot be opened: {os.strerror(answer.code or errno.EIO)}")
         listener = socket.socket(fileno=answer.fds[0])
         listener.setblocking(False)
         return listener
@@ -353,11 +359,11 @@ class Box:
                     _, answer = self._line.ask(protocol.Operation.STOP)
                     async with asyncio.timeout(5.0):
                         await answer
-        finally:  # also if it is cancelled
-            self.let_go()
+        finally:  # also on cancellation
+            self.release()
 
-    def let_go(self) -> None:
-        """Hang up and make sure that the box ends. Idempotent."""
+    def release(self) -> None:
+        """Close the connection and kill the box. Idempotent."""
         self._line.close()
         if self._handle >= 0:
             with contextlib.suppress(OSError):
@@ -384,16 +390,16 @@ def _read_all(fd: int, path: str, most: int) -> bytes:
 
 
 def read_changes(data: bytes) -> list[Change]:
-    """Parse the records that inside/compare.py writes."""
-    found: list[Change] = []
+    """Parse the change records that inside/compare.py writes."""
+    changes: list[Change] = []
     at = 0
     while at < len(data):
         kind, executable, _, name, size = HEAD.unpack_from(data, at)
         at += HEAD.size
         path, content = os.fsdecode(data[at : at + name]), data[at + name : at + name + size]
         at += name + size
-        found.append(Change(path=path, kind=_KINDS[kind], data=content, executable=bool(executable)))
-    return found
+        changes.append(Change(path=path, kind=_KINDS[kind], data=content, executable=bool(executable)))
+    return changes
 
 
 # ---------------------------------------------------------------- boxes
@@ -403,9 +409,10 @@ _START_S = 20.0
 
 
 class Boxes:
-    r"""A `Backend` of namespaces on this machine. The zygote starts with the first box; `close` ends everything.
-    Without `groups` no control group is made, even where it is possible, and a watch enforces the memory limit; with `gives_way` boxes
-    yield the processor to everything else.
+    r"""A sandbox `Backend` that uses Linux namespaces on this machine. The zygote starts with the first box; `close` ends everything.
+
+    Without `groups` no control groups are created, even where they are permitted, and a poller enforces the memory limit. With
+    `gives_way` boxes yield the processor to everything else on the machine.
 
     Example::
 
@@ -417,11 +424,11 @@ class Boxes:
     def __init__(self, config: SandboxConfig | None = None, *, groups: bool = True, gives_way: bool = True) -> None:
         self.config = config or SandboxConfig()
         self._zygote = Zygote(full=True, groups=groups, gives_way=gives_way)
-        self._places = SandboxPlaces[Box](self.config.boxes)
-        self._without_sockets: set[str] = set()  # mounts that were searched for sockets
+        self._sandboxes = OpenSandboxes[Box](self.config.boxes)
+        self._without_sockets: set[str] = set()  # mount sources already checked for sockets
 
     async def isolation(self) -> Isolation:
-        await self._zygote.opened()
+        await self._zygote.ensure_started()
         hello = self._zygote.hello
         return Isolation(
             kind="namespaces", forks=True, counts_memory=bool(hello["memory"]), missing=tuple(hello["missing"])
@@ -436,10 +443,10 @@ class Boxes:
         return await self._started(spec, Stack(own=("f",), layers=tuple(f"h{number}" for number in layers)), ())
 
     async def _started(self, spec: SandboxSpec, stack: Stack, mounts: Sequence[int]) -> Box:
-        return await self._places.start(lambda: self._start(spec, stack, mounts), spec.hosts)
+        return await self._sandboxes.start(lambda: self._start(spec, stack, mounts), spec.hosts)
 
     async def _start(self, spec: SandboxSpec, stack: Stack, mounts: Sequence[int]) -> Box:
-        await self._zygote.opened()
+        await self._zygote.ensure_started()
         flags = protocol.StartFlag.OVERLAY | protocol.StartFlag.OWN_NET
         flags |= protocol.StartFlag.PROC if self._zygote.hello["proc"] else protocol.StartFlag(0)
         flags |= protocol.StartFlag.BLOB if spec.files else protocol.StartFlag(0)
@@ -455,8 +462,8 @@ class Boxes:
             blobs.append(protocol.anonymous_file(await asyncio.to_thread(spec_validation.pack_files, spec.files)))
         line = protocol.BoxConnection()
         try:
-            await self._zygote.start(message, [line.theirs.fileno(), *blobs, *mounts], numbers)
-            line.sent()
+            await self._zygote.start(message, [line.peer.fileno(), *blobs, *mounts], numbers)
+            line.close_peer()
             async with asyncio.timeout(_START_S):
                 ready = await line.ready
         except BaseException as error:
@@ -470,34 +477,34 @@ class Boxes:
         return Box(spec, stack, line, ready, environment_of(spec), self._started)
 
     async def close(self) -> None:
-        await self._places.close()
+        await self._sandboxes.close()
         await asyncio.to_thread(self._zygote.close)
 
 
 # ---------------------------------------------------------------- single runs
 
 
-_ZYGOTE_GRACE_S = 10.0  # beyond a run's longest deadline, before the zygote itself is taken for dead
+_ZYGOTE_GRACE_S = 10.0  # a zygote that has not answered this long after a run's latest deadline counts as dead
 
 
 class SingleRuns:
-    r"""Isolated runs of untrusted programs. An async context manager; the zygote starts with the first run.
+    r"""One-shot isolated runs of untrusted programs. An async context manager; the zygote starts with the first run.
 
     Example::
 
         async with SingleRuns(SandboxConfig()) as sandbox:
             result = await sandbox.run("print(6 * 7)", timeout=2.0)   # result.stdout == b"42\n"
 
-    Callers wait for these runs, so they get a usual share of the processor, unless `gives_way` yields it to everything else.
+    Callers wait for these runs, so they get an ordinary share of the processor, unless `gives_way` yields it to everything else.
 
-    Raises SandboxRefused where the kernel cannot isolate; there is no mode without isolation.
+    `run` raises SandboxRefused if the kernel cannot isolate; there is no mode without isolation.
     """
 
     def __init__(self, config: SandboxConfig | None = None, *, gives_way: bool = False) -> None:
         self.config = config or SandboxConfig()
         self._turns = asyncio.Semaphore(self.config.concurrency)
         self._zygote = Zygote(full=False, gives_way=gives_way)
-        self._answered = 0  # runs so far
+        self._answered = 0  # runs completed so far
         config = self.config
         limits = Limits(
             memory_mb=config.memory_mb, disk_mb=config.disk_mb, processes=config.processes, open_files=config.open_files
@@ -518,11 +525,11 @@ class SingleRuns:
         return self._zygote.process
 
     def close(self) -> None:
-        """End the zygote and every run. A later run starts a new one."""
+        """End the zygote and every run. A later run starts a new zygote."""
         self._zygote.close()
 
     async def check(self) -> None:
-        """Raise SandboxRefused unless a run works here, with the step that failed and how to enable it."""
+        """Raise SandboxRefused unless a run works on this machine. The error names the step that failed and how to permit it."""
         result = await self.run("print(6 * 7)", timeout=20.0)
         if result.stdout != b"42\n":
             raise SandboxRefused(
@@ -539,10 +546,10 @@ class SingleRuns:
     ) -> ExecResult:
         """Run Python source, or an argv with an absolute path, in a fresh sandbox whose working directory is /tmp.
 
-        Source is run as ``__main__`` by a warm interpreter of this version. `files` (relative name -> bytes) lie there before the start.
-        After `timeout` seconds everything is killed; `Sandbox.exec` says what does not count.
+        A warm interpreter of this Python version runs source as ``__main__``. `files` (relative name -> bytes) are written to the working
+        directory first. After `timeout` seconds everything is killed; `Sandbox.exec` says which time does not count.
 
-        Raises BadRequest for a file name that leaves the working directory, SandboxRefused, Unavailable if the zygote died twice in a row.
+        Raises BadRequest for a file name outside the working directory, SandboxRefused, and Unavailable if the zygote died twice in a row.
         """
         placed, flags = dict(files or {}), protocol.ExecFlag.LAST
         if isinstance(program, str):
@@ -551,37 +558,37 @@ class SingleRuns:
         spec_validation.check_names(placed)
         packed = spec_validation.pack_program(tuple(program), spec_validation.ENVIRONMENT, "")
         async with self._turns:
-            for _ in range(2):  # a zygote that was killed is replaced once
+            for _ in range(2):  # replace a killed zygote once
                 answered = self._answered
                 with contextlib.suppress(Unavailable):
                     return await self._exchange(spec_validation.pack_files(placed), flags, packed, stdin, timeout)
-                if answered == self._answered:  # one that answers others lives, and its end would be theirs
+                if answered == self._answered:  # a zygote that answered other runs is alive: ending it would end them
                     self.close()
         raise Unavailable("the sandbox's zygote died during two attempts; is something killing it (out of memory)?")
 
     async def _exchange(
         self, files: bytes, flags: protocol.ExecFlag, program: tuple[int, bytes], stdin: bytes, timeout: float
     ) -> ExecResult:
-        """Do one run. Raises Unavailable if the zygote dies during it or does not answer."""
-        with contextlib.ExitStack() as leaving:
+        """Do one run. Raises Unavailable if the zygote dies or does not answer."""
+        with contextlib.ExitStack() as cleanup:
             line = protocol.BoxConnection()
-            leaving.callback(line.close)  # pid 1 of a run that has not ended then ends it
+            cleanup.callback(line.close)  # makes pid 1 end a run that is still going
             run = ProgramRun(line, program, stdin=stdin, timeout=timeout, cap=self.config.output_bytes, flags=flags)
             for pipe in run.pipes:
-                leaving.callback(pipe.close)
-            fds = [line.theirs.fileno()]
+                cleanup.callback(pipe.close)
+            fds = [line.peer.fileno()]
             if files:
                 fds.append(protocol.anonymous_file(files))
-                leaving.callback(os.close, fds[1])
+                cleanup.callback(os.close, fds[1])
             await self._zygote.start(self._start[bool(files)], fds)
-            line.sent()
+            line.close_peer()
             began = asyncio.get_running_loop().time()
             try:
-                answer = await run.ended(_ZYGOTE_GRACE_S)
+                answer = await run.wait(_ZYGOTE_GRACE_S)
             except Unavailable:
                 if not run.flooded:
                     raise
-                # no answer changes this result, and another try might end all other runs with the zygote
+                # no answer could change this result, and a retry might end all other runs with the zygote
                 took = asyncio.get_running_loop().time() - began
                 answer = protocol.BoxReply(
                     operation=protocol.Operation.EXEC, code=-9, reason=0, seconds=took, text="", fds=()

@@ -1,4 +1,4 @@
-"""Settings of sandboxes: `[sandbox]`."""
+"""Configuration of sandboxes: the `[sandbox]` section."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 
 class SandboxConfig(BaseModel, frozen=True, extra="forbid"):
-    """The backend, the limits of one run, and how many runs and sandboxes may exist at once."""
+    """The sandbox backend, the resource limits of one run, and the limits on concurrent runs and sandboxes."""
 
     backend: Literal["namespaces", "gvisor", "e2b"] = Field(
         default="namespaces",

@@ -1,4 +1,4 @@
-"""The host's side of the zygote: starts it, asks it for boxes and layers, replaces one that died."""
+"""The host's handle on the zygote: starts it, requests boxes and layers, and replaces it if it died."""
 
 from __future__ import annotations
 
@@ -25,19 +25,21 @@ VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def python_inside() -> str:
-    """The interpreter's path inside a sandbox, for an argv: the base installation's, since a virtual environment is not visible."""
+    """Return the interpreter's path inside a sandbox, for an argv. It is the base installation's: virtual environments are not visible."""
     return f"{sys.base_prefix}/bin/python{VERSION}"
 
 
 class Zygote:
-    """One keeper and its zygote. `full` boxes have /proc, /etc and the like; others have only a runtime and /tmp. With `gives_way`, boxes
-    yield the processor to everything else on the machine.
+    """The keeper process and the zygote that it supervises (see inside/zygote.py).
+
+    `full` boxes have /proc, /etc and the like; others have only a Python runtime and /tmp. With `gives_way`, boxes yield the processor to
+    everything else on the machine.
     """
 
     def __init__(self, *, full: bool, groups: bool = True, gives_way: bool = True) -> None:
         self._full, self._groups, self._gives_way = full, groups, gives_way
         self._lock = asyncio.Lock()
-        self._asking = asyncio.Lock()
+        self._layer_lock = asyncio.Lock()
         self._layers: dict[str, int] = {}
         self._opening: asyncio.Task[None] | None = None
         self._control: socket.socket | None = None
@@ -46,7 +48,7 @@ class Zygote:
         self.hello: dict[str, Any] = {}
 
     def _settings(self) -> bytes:
-        given = {
+        settings = {
             "library": str(build()),
             "prefix": sys.base_prefix,
             "version": VERSION,
@@ -55,23 +57,26 @@ class Zygote:
             "gives_way": self._gives_way,
             "filter": system_call_filter().hex(),
         }
-        return json.dumps(given).encode()
+        return json.dumps(settings).encode()
 
-    async def opened(self) -> socket.socket:
-        """The control socket of a live zygote. Raises SandboxRefused with the step that failed, Unavailable if it was killed."""
+    async def ensure_started(self) -> socket.socket:
+        """Start the zygote unless it is running, and return its control socket.
+
+        Raises SandboxRefused with the step that failed, Unavailable if it was killed or did not start in time.
+        """
         async with self._lock:
             if self._control is not None:
                 return self._control
             settings = anonymous_file(await asyncio.to_thread(self._settings))
             pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
-            theirs = [pair[1].fileno() for pair in pairs] + [settings]
-            argv = [sys.executable, "-s", "-S", "-P", str(_ZYGOTE), *map(str, theirs)]
+            passed = [pair[1].fileno() for pair in pairs] + [settings]
+            argv = [sys.executable, "-s", "-S", "-P", str(_ZYGOTE), *map(str, passed)]
             try:
                 self.process = subprocess.Popen(  # noqa: ASYNC220 - milliseconds, once
-                    argv, pass_fds=theirs, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                    argv, pass_fds=passed, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL, env={"PYTHONHASHSEED": "0"}, cwd="/",
                 )  # fmt: skip
-            except PermissionError as error:  # as where only root may enter the interpreter's directory
+            except PermissionError as error:  # for example, only root may enter the interpreter's directory
                 for ours, _ in pairs:
                     ours.close()
                 raise SandboxRefused(
@@ -87,10 +92,10 @@ class Zygote:
             self._control, self._requests = pairs[0][0], pairs[1][0]
             try:
                 async with asyncio.timeout(_START_S):
-                    heard = await asyncio.get_running_loop().sock_recv(self._control, 65536)
-                if not heard and await asyncio.to_thread(self.process.wait, _START_S) <= 0:
+                    hello = await asyncio.get_running_loop().sock_recv(self._control, 65536)
+                if not hello and await asyncio.to_thread(self.process.wait, _START_S) <= 0:
                     raise Unavailable("the sandbox's keeper was killed as it started; is memory short?")
-                self.hello = json.loads(heard or b'{"step": "start the zygote", "error": "it ended at once"}')
+                self.hello = json.loads(hello or b'{"step": "start the zygote", "error": "it ended at once"}')
                 if "step" in self.hello:
                     raise refusal(self.hello["step"], self.hello["error"])
             except TimeoutError as error:
@@ -103,11 +108,13 @@ class Zygote:
             return self._control
 
     async def start(self, message: bytes, fds: Sequence[int], layers: Mapping[str, int] | None = None) -> None:
-        """Start a box, which answers on its own line. A zygote that was killed is replaced once, unless the message refers to `layers` by
-        the old zygote's numbers. Raises Unavailable.
+        """Start a box, which answers over its own socket in `fds`.
+
+        A killed zygote is replaced once, unless the message refers to `layers` (host path -> number) that the new zygote has not opened.
+        Raises Unavailable.
         """
         for _ in range(2):
-            control = await self.opened()
+            control = await self.ensure_started()
             if any(self._layers.get(path) != number for path, number in (layers or {}).items()):
                 raise Unavailable("the sandbox's zygote was replaced, and knows no layers yet")
             try:
@@ -119,19 +126,21 @@ class Zygote:
         raise Unavailable("the sandbox's zygote died during two attempts; is something killing it (out of memory)?")
 
     async def layer(self, field: str, path: str) -> int:
-        """The zygote's number for a directory of the host, opened at first use. `field` of the spec names it.
+        """Return the zygote's number for a directory of the host, which is opened at first use. `field` is its field in the spec.
 
-        Raises BadRequest if it is no directory any more, SandboxRefused, Unavailable.
+        Raises BadRequest if it is not a directory any more, SandboxRefused, Unavailable.
         """
-        check_directory(field, path)  # the start may have waited for a place since its spec was checked
+        check_directory(field, path)  # the spec may have been checked long before the start got its turn
         path = os.path.realpath(path)
-        async with self._asking:
-            if self._opening is not None:  # of a caller that was cancelled: its answers are not for us
+        async with self._layer_lock:
+            if self._opening is not None:  # a cancelled caller's request: its answers are not ours
                 await asyncio.wait({self._opening})
-            control = await self.opened()
+            control = await self.ensure_started()
             if path not in self._layers:
                 self._opening = opening = asyncio.create_task(self._open_layer(control, path))
-                opening.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody asks
+                opening.add_done_callback(
+                    lambda done: done.cancelled() or done.exception()
+                )  # retrieve it: the caller may be gone
                 await asyncio.wait({opening})
                 if opening.cancelled():
                     raise Unavailable("the sandbox's zygote was ended as it opened a layer")
@@ -148,8 +157,10 @@ class Zygote:
             return self._layers[path]
 
     async def _open_layer(self, control: socket.socket, path: str) -> None:
-        """Have the keeper open a layer, and keep its number. Once begun it must read both answers, or the next caller would take them for
-        its own. Raises SandboxRefused, and OSError if the keeper or the zygote is gone.
+        """Have the keeper open a layer and the zygote attach it; remember its number.
+
+        Once begun it must read both answers, or the next caller would take them for its own. Raises SandboxRefused, and OSError if the
+        keeper or the zygote is gone.
         """
         assert self._requests is not None
         loop = asyncio.get_running_loop()
@@ -159,8 +170,8 @@ class Zygote:
         if not answer:
             raise ConnectionResetError
         if not fds:
-            said = json.loads(answer)
-            raise refusal(said["step"], f"{said['error']} ({path})")
+            report = json.loads(answer)
+            raise refusal(report["step"], f"{report['error']} ({path})")
         try:
             await send(control, START.pack(StartFlag.LAYER, *[0] * 12), fds)
         finally:
@@ -171,7 +182,7 @@ class Zygote:
         self._layers[path] = int(number)
 
     def close(self) -> None:
-        """End the zygote and every box, and wait until the keeper has cleaned up. A later box starts a new one."""
+        """End the zygote and every box, and wait until the keeper has cleaned up. A later box starts a new zygote."""
         if self._opening is not None:
             self._opening.cancel()
         for end in (self._control, self._requests):

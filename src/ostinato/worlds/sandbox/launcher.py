@@ -1,13 +1,13 @@
-"""The compiled part of the sandbox, C sources of this package built once per machine and user; and its system call filter.
+"""The sandbox's native launcher (this package's C sources, compiled once per machine and user) and its seccomp system call filter.
 
-The filter's allow-list is what CPython, git, bash, compilers and coreutils call; everything unnamed fails with ENOSYS. Left out on
+The filter is an allow-list of what CPython, git, bash, compilers and coreutils call; every other call fails with ENOSYS. Left out on
 purpose: mount, namespaces, modules, kexec, bpf, perf, keyrings, io_uring, userfaultfd, ptrace and other processes' memory, System V and
 POSIX message queues, memfd, clone3 (a filter cannot inspect its arguments; libc falls back to clone), inotify, fanotify, quotas, setting
 clocks.
 
-The list is compiled into classic BPF as a bisection over call numbers, so that any call costs about eight comparisons; a linear list would
-cost 2.5 times as much to install and up to 200 comparisons a call. Instructions are `struct sock_filter` {u16 code, u8 jt, u8 jf, u32 k}
-over `struct seccomp_data` {nr, arch, instruction pointer, args[6]}.
+The list is compiled into classic BPF as a binary search over call numbers, so that each call costs about eight comparisons; a linear list
+would cost 2.5 times as much to install and up to 200 comparisons per call. Instructions are `struct sock_filter` {u16 code, u8 jt, u8 jf,
+u32 k} over `struct seccomp_data` {nr, arch, instruction pointer, args[6]}.
 """
 
 from __future__ import annotations
@@ -54,23 +54,23 @@ timer_delete timer_getoverrun timer_gettime timer_settime timerfd_create timerfd
 umask uname unlink unlinkat utime utimensat utimes vfork wait4 waitid write writev accept accept4
 """
 PLAIN = tuple(_NAMED.split())
-"""Allowed with any argument."""
+"""Calls that are allowed with any arguments."""
 
 ANSWERED = {
-    "sync": 0,  # would write out all of the host's disks; the box has nothing on disk to write out
+    "sync": 0,  # would flush all of the host's disks; the box has nothing on disk to flush
     "syncfs": 0,
     **dict.fromkeys(
         ("setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr"), errno.ENOTSUP
     ),
 }
-"""Not executed; the filter returns this error, where 0 is success."""
+"""Calls that are not executed: the filter returns this errno, where 0 is success."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """A call is allowed if the low 32 bits of argument `index`, masked, are in `values` (or not in them, if `among` is False).
+    """A condition on a call's argument: its low 32 bits, masked, must be in `values` (or not in them, if `among` is False).
 
-    Example: ``Argument(index=0, values=(1, 2, 10), error=errno.EAFNOSUPPORT)`` is the families that a socket may have.
+    Example: ``Argument(index=0, values=(1, 2, 10), error=errno.EAFNOSUPPORT)`` allows three socket families.
     """
 
     index: int
@@ -103,20 +103,20 @@ RULES: dict[str, tuple[Argument, ...]] = {
         Argument(index=0, values=(1, 2, 3, 4, 15, 16, 21, 23, 29, 30, 37, 38, 39, 41, 42, 47, 0x53564D41), error=errno.EINVAL),
     ),
 }  # fmt: skip
-"""Allowed by argument: all of a call's conditions must hold. `setsockopt` is apart: its two arguments depend on each other."""
+"""Calls that are allowed if all their conditions hold. `setsockopt` is handled apart, since its two arguments depend on each other."""
 
 SOCKET_LEVEL, TCP_LEVEL = 1, 6
 # filters in classic and extended BPF, their lock, forced buffer sizes
 SOCKET_OPTIONS = (26, 27, 32, 33, 44, 50, 51, 52)
 SOCKET_HINTS = (7, 8)
-"""Sizes of a socket's buffers: answered with success and not changed, because what lies in them is the kernel's memory, not the box's."""
+"""Socket buffer sizes: answered with success but left unchanged, because the buffers use kernel memory that no limit of the box counts."""
 TCP_OPTIONS = (13, 19, 31)  # congestion control by name (loads modules), repair, upper-layer protocol
 
 NAMES = sorted({*PLAIN, *ANSWERED, *RULES, "setsockopt"})
 """Every call whose number the filter needs."""
 
 
-# ---------------------------------------------------------------- the filter: numbers and names in, bytes out
+# ---------------------------------------------------------------- compiling the filter to BPF
 
 
 Instruction = tuple[int, int, int, int]
@@ -134,7 +134,7 @@ def _answer(error: int) -> Instruction:
 
 
 def _condition(argument: Argument) -> list[Instruction]:
-    """Falls through if the condition holds, otherwise returns its error."""
+    """Return code that falls through if the condition holds, and otherwise answers the call with its error."""
     values, count = argument.values, len(argument.values)
     code = [_argument(argument.index)]
     if argument.mask != 0xFFFFFFFF:
@@ -146,7 +146,7 @@ def _condition(argument: Argument) -> list[Instruction]:
 
 
 def _socket_options() -> list[Instruction]:
-    """`setsockopt` by level and name: 26 is a filter at the socket level, but a harmless option at the IPv6 level."""
+    """Return the code for `setsockopt`, by level and name: 26 attaches a filter at the socket level but is harmless at the IPv6 level."""
     code: list[Instruction] = []
     refused = [
         (SOCKET_LEVEL, SOCKET_OPTIONS, errno.EPERM),
@@ -169,7 +169,10 @@ def _leaf(name: str) -> list[Instruction]:
 
 
 def _bisect(pieces: Sequence[tuple[int, list[Instruction]]]) -> list[Instruction]:
-    """`pieces` are (first number, code), ascending; each piece applies up to the next one's first number."""
+    """Return code that finds a call's piece by binary search.
+
+    `pieces` are (first number, code), ascending; each applies up to the next one's first number.
+    """
     if len(pieces) == 1:
         return pieces[0][1]
     middle = len(pieces) // 2
@@ -181,7 +184,7 @@ def _bisect(pieces: Sequence[tuple[int, list[Instruction]]]) -> list[Instruction
 
 
 def compile_filter(numbers: Mapping[str, int], architecture: str) -> bytes:
-    """The filter program for the calls whose numbers are given. A call without a number does not exist on this architecture.
+    """Compile the filter program for the calls in `numbers` (name -> number); calls without one do not exist on this architecture.
 
     Example: ``compile_filter({"read": 0, "write": 1}, "x86_64")`` allows two calls and answers all others with ENOSYS.
     Raises KeyError for an architecture that has no entry in `ARCHITECTURES`.
@@ -201,7 +204,7 @@ def compile_filter(numbers: Mapping[str, int], architecture: str) -> bytes:
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in [*head, *_bisect(pieces)])
 
 
-# ---------------------------------------------------------------- building
+# ---------------------------------------------------------------- compiling the launcher
 
 
 _SOURCES = Path(__file__).with_name("native")
@@ -215,7 +218,7 @@ _COMPILER = (
 
 
 def _numbers_source() -> str:
-    """C source for looking up system call numbers on the machine it is compiled for."""
+    """Return C source for looking up system call numbers on the machine that it is compiled for."""
     rows = "".join(f'#ifdef SYS_{name}\n{{"{name}", SYS_{name}}},\n#endif\n' for name in NAMES)
     head = "#include <string.h>\n#include <sys/syscall.h>\nstatic const struct { const char *name; int number; } calls[] = {\n"
     body = (
@@ -227,15 +230,15 @@ def _numbers_source() -> str:
 
 @functools.cache
 def build() -> Path:
-    """The launcher as a shared object. Raises SandboxRefused as `compiled` does."""
+    """Return the path of the launcher's shared object, compiled if necessary. Raises SandboxRefused as `compiled` does."""
     sources = sorted(path for path in _SOURCES.iterdir() if path.suffix in (".c", ".h"))
     return compiled("launcher", {path.name: path.read_text() for path in sources} | {"numbers.c": _numbers_source()})
 
 
 def compiled(name: str, sources: Mapping[str, str]) -> Path:
-    """Compile C sources (file name -> text) to a shared object, unless this user has compiled the same sources here before.
+    """Compile C sources (file name -> text) to a shared object and return its path. Identical sources are compiled once per user.
 
-    Raises SandboxRefused if there is no compiler or no place for the result, or if the sources do not compile.
+    Raises SandboxRefused if there is no compiler or no cache directory, or if the sources do not compile.
     """
     digest = hashlib.sha256(" ".join((*_FLAGS, platform.machine(), platform.libc_ver()[1])).encode())
     for file, text in sources.items():
@@ -258,21 +261,21 @@ def compiled(name: str, sources: Mapping[str, str]) -> Path:
             (Path(scratch) / file).write_text(text)
         files = [file for file in sources if file.endswith(".c")]
         command = [compiler, *_FLAGS, *files, "-o", str(made)]
-        # the compiler looks for its linker there
+        # the compiler finds its linker on the PATH
         environment = {**os.environ, "PATH": os.environ.get("PATH") or os.defpath}
         result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=scratch, env=environment)
         if result.returncode:
             raise SandboxRefused(f"the sandbox's {name} does not compile with {compiler}: {result.stderr[-1500:]}")
-        write_atomic(target, made.read_bytes(), durable=True, mode=0o700)  # one that is there is taken for whole
+        write_atomic(target, made.read_bytes(), durable=True, mode=0o700)  # an existing file counts as complete
     return target
 
 
 @functools.cache
 def system_call_filter() -> bytes:
-    """The compiled allow-list for this machine. Raises SandboxRefused for an architecture that it does not know."""
+    """Return the compiled allow-list for this machine. Raises SandboxRefused for an unknown architecture."""
     machine = {"arm64": "aarch64", "amd64": "x86_64"}.get(platform.machine().lower(), platform.machine())
     if machine not in ARCHITECTURES:
         raise SandboxRefused(f"system calls cannot be filtered on {machine}; known: {', '.join(ARCHITECTURES)}")
     library = ctypes.CDLL(str(build()))
-    found = {name: int(library.call_number(name.encode())) for name in NAMES}
-    return compile_filter({name: number for name, number in found.items() if number >= 0}, machine)
+    numbers = {name: int(library.call_number(name.encode())) for name in NAMES}
+    return compile_filter({name: number for name, number in numbers.items() if number >= 0}, machine)

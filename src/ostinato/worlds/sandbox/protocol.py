@@ -1,4 +1,4 @@
-"""The messages between host, zygote and boxes, as `native/sandbox.h` defines them, and the host's end of the line to a box."""
+"""The wire protocol between host, zygote and boxes (defined in `native/sandbox.h`), and the host's connection to a box."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ START = struct.Struct("<10I3Q")
 REQUEST = struct.Struct("<4IQ")
 ANSWER = struct.Struct("<IIiIQ")
 FILE = struct.Struct("<IIQ")
-MOST_FDS = 250
-_FULL_S = 0.005  # pause before a message is sent again to a socket that was full
-LONGEST = 2
-"""A program that others keep from running may take at most this many times its deadline, whatever it tells of its processes."""
+MAX_FDS = 250
+_RESEND_S = 0.005  # pause before a message is sent again to a socket whose buffer was full
+MAX_DEADLINE_FACTOR = 2
+"""A program that waited for the processor gets more time, but never more than this many times its timeout in all."""
 ENABLE = (
     "To allow it: user.max_user_namespaces > 0; kernel.unprivileged_userns_clone = 1 (Debian); "
     "kernel.apparmor_restrict_unprivileged_userns = 0 (Ubuntu); in a container, a seccomp and AppArmor profile that permits "
@@ -31,7 +31,7 @@ ENABLE = (
 
 
 class Operation(IntEnum):
-    """Requests to pid 1 of a box, and the messages it sends by itself."""
+    """Kinds of messages: requests to pid 1 of a box, and, from 100 on, its reports of readiness and refusal."""
 
     EXEC = 1
     READ = 2
@@ -47,7 +47,7 @@ class Operation(IntEnum):
 
 
 class StartFlag(IntFlag):
-    """How a box starts."""
+    """Options of a box's start. LAYER marks a message that attaches a layer instead of starting a box."""
 
     OWN_NET = 1
     PROC = 2
@@ -57,7 +57,7 @@ class StartFlag(IntFlag):
 
 
 class ExecFlag(IntFlag):
-    """How a program starts. LAST: the box ends with it."""
+    """Options of a program's start. BODY: run Python source in a fork of the warm interpreter. LAST: the box ends with the program."""
 
     BODY = 1
     LAST = 2
@@ -68,13 +68,13 @@ REASONS = (None, "timeout", "memory", "killed")
 
 
 def refusal(step: str, error: str) -> SandboxRefused:
-    """The error for a step that the kernel refused."""
+    """Return the error for an isolation step that the kernel refused."""
     return SandboxRefused(f"generated code cannot be isolated here: step '{step}' failed: {error}. {ENABLE}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxReply:
-    """What pid 1 answered. `code` is an error number, or how a program ended; `fds` belong to the receiver.
+    """An answer of pid 1. `code` is an errno, or a program's exit status (negative: its signal); the receiver must close `fds`.
 
     Example: ``BoxReply(operation=Operation.EXEC, code=0, reason=0, seconds=0.016, text="", fds=())``
     """
@@ -88,7 +88,7 @@ class BoxReply:
 
 
 def anonymous_file(data: bytes | memoryview, *, sealed: bool = False) -> int:
-    """An anonymous file that holds the bytes, positioned at its start. If `sealed`, nobody can change or resize it."""
+    """Return a memfd that holds `data`, positioned at its start. If `sealed`, nobody can change or resize it."""
     fd = os.memfd_create("input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     view = memoryview(data)
     while view:
@@ -107,17 +107,17 @@ def _send_now(to: socket.socket, message: bytes, fds: Sequence[int]) -> None:
 
 
 async def send(to: socket.socket, message: bytes, fds: Sequence[int]) -> None:
-    """Send one message with descriptors, waiting for room. Raises OSError if the other end is closed."""
+    """Send one message with file descriptors, waiting while the socket is full. Raises OSError if the other end is closed."""
     while True:
         try:
             return _send_now(to, message, fds)
         except BlockingIOError:
-            # the loop tells one task only when a socket has room, and none once it is closed
-            await asyncio.sleep(_FULL_S)
+            # polled, since add_writer serves one task per socket and never fires once the socket is closed
+            await asyncio.sleep(_RESEND_S)
 
 
 async def readable(end: socket.socket) -> None:
-    """Wait until a socket can be read. The caller must not wait on while the socket is closed, which the loop does not tell."""
+    """Wait until a socket is readable. The caller must cancel the wait when it closes the socket: the event loop does not report that."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
     loop.add_reader(end, lambda: ready.done() or ready.set_result(None))
@@ -128,25 +128,28 @@ async def readable(end: socket.socket) -> None:
 
 
 class BoxConnection:
-    """The host's end of a box's socket: requests and answers, each with descriptors. Several requests may be open at once."""
+    """The host's end of the socket to a box's pid 1. Messages may carry descriptors, and several requests may be pending at once.
+
+    `ready` resolves to the READY message, or to SandboxRefused if the box could not start.
+    """
 
     def __init__(self) -> None:
-        self._socket, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket, self.peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
-        self._waiting: dict[int, asyncio.Future[BoxReply]] = {}
+        self._pending: dict[int, asyncio.Future[BoxReply]] = {}
         self._next = 1
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket, self._receive)
         self.ready: asyncio.Future[BoxReply] = self._loop.create_future()
         self.open = True
 
-    def sent(self) -> None:
-        """Close our copy of the other end, which the box now has."""
-        self.theirs.close()
+    def close_peer(self) -> None:
+        """Close our copy of the box's end, after it was passed on."""
+        self.peer.close()
 
     def _receive(self) -> None:
         try:
-            data, rights, _, _ = self._socket.recvmsg(65536, socket.CMSG_SPACE(4 * MOST_FDS), socket.MSG_CMSG_CLOEXEC)
+            data, rights, _, _ = self._socket.recvmsg(65536, socket.CMSG_SPACE(4 * MAX_FDS), socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return
         except OSError:
@@ -162,11 +165,11 @@ class BoxConnection:
         answer = BoxReply(
             operation=operation, code=code, reason=reason, seconds=nanoseconds / 1e9, text=text, fds=tuple(fds)
         )
-        waiting = self.ready if number == 0 else self._waiting.pop(number, None)
+        future = self.ready if number == 0 else self._pending.pop(number, None)
         if operation == Operation.REFUSED and number == 0:
             self._fail(refusal(text, os.strerror(code)))
-        elif waiting is not None and not waiting.done():
-            waiting.set_result(answer)
+        elif future is not None and not future.done():
+            future.set_result(answer)
         else:
             for fd in fds:
                 os.close(fd)
@@ -181,7 +184,7 @@ class BoxConnection:
         timeout: float = 0.0,
         fds: Sequence[int] = (),
     ) -> tuple[int, asyncio.Future[BoxReply]]:
-        """Send a request. Returns its number and a future of the answer. Raises Unavailable if the box is gone."""
+        """Send a request; return its number and a future of the answer. `timeout`: seconds. Raises Unavailable if the box is gone."""
         number, self._next = self._next, self._next + 1
         answer: asyncio.Future[BoxReply] = self._loop.create_future()
         message = REQUEST.pack(operation, number, flags, count, max(1, round(timeout * 1000))) + text
@@ -193,27 +196,27 @@ class BoxConnection:
             raise Unavailable(
                 f"the sandbox is gone or cannot be reached ({error.strerror or 'it was stopped'})"
             ) from error
-        self._waiting[number] = answer
+        self._pending[number] = answer
         return number, answer
 
     def end(self, number: int) -> None:
-        """Ask pid 1 to end a program with all that it started."""
+        """Ask pid 1 to kill a program and all its descendants."""
         with contextlib.suppress(OSError):
             self._socket.sendmsg([REQUEST.pack(Operation.KILL, number, 0, 0, 0)])
 
     def _fail(self, error: Exception) -> None:
-        for future in (self.ready, *self._waiting.values()):
+        for future in (self.ready, *self._pending.values()):
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # retrieved, in case nobody waits for it
-        self._waiting.clear()
+                future.exception()  # marks it as retrieved, in case nobody awaits it
+        self._pending.clear()
 
     def close(self) -> None:
-        """Hang up, upon which the box ends itself. Idempotent."""
+        """Close the connection, which makes the box end itself. Idempotent."""
         if not self.open:
             return
         self.open = False
         self._loop.remove_reader(self._socket)
         self._socket.close()
-        self.theirs.close()
-        self._fail(Unavailable("the sandbox is gone: it was stopped, or killed for want of memory"))
+        self.peer.close()
+        self._fail(Unavailable("the sandbox is gone: it was stopped, or killed for lack of memory"))

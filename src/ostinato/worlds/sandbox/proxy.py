@@ -1,9 +1,9 @@
-"""The egress proxy, the one way out of a sandbox that may reach hosts: HTTP CONNECT, on the host's side of a port of its loopback.
+"""The egress proxy: an HTTP CONNECT proxy, the only way out of a sandbox that may reach listed hosts.
 
-The box has no network but its loopback. Its pid 1 opens the port and passes the listening socket out, so nothing in the box can
-impersonate the proxy. The proxy resolves the names: it allows names and ports exactly as listed, never an address that a program chose,
-nor one of `METADATA`, whatever name leads there: others may have written the list.
-`SandboxPlaces` gives each sandbox of a backend with a kernel per sandbox its proxy, and limits how many are open at once.
+A box has no network except its loopback. Its pid 1 opens the proxy's port there and passes the listening socket to the host, so nothing in
+the box can impersonate the proxy. The proxy resolves names itself: it allows names and ports exactly as listed, and never an address that a
+program chose. It also refuses the addresses in `METADATA` whatever name resolves to them, since the list may come from a third party.
+`OpenSandboxes` gives each sandbox its proxy and limits how many are open at once.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ostinato.worlds.sandbox.spec_validation import ENVIRONMENT
 PROXY_PORT = 3128
 _HEAD_BYTES = 8192
 _HEAD_S = 10.0
-MOST_CONNECTIONS = 128
-"""Of one sandbox at once; a further one is closed. Each takes two of the host's descriptors, which all sandboxes share."""
+MAX_CONNECTIONS = 128
+"""Most concurrent connections per sandbox; further ones are closed. Each takes two of the host's descriptors, which all sandboxes share."""
 _REQUEST = re.compile(rb"CONNECT (\S+) HTTP/1\.[01]\r\n")
 METADATA = tuple(map(ipaddress.ip_network, (
     "169.254.0.0/16", "fe80::/10",  # most clouds
@@ -31,7 +31,7 @@ METADATA = tuple(map(ipaddress.ip_network, (
     "100.100.100.200", "168.63.129.16",  # Alibaba; Azure
     "fd20:ce::254", "fd00:c1::a9fe:a9fe",  # Google and Oracle, by IPv6
 )))  # fmt: skip
-"""The addresses at which clouds are known to tell this machine's credentials."""
+"""Addresses of cloud metadata services, which hand out the machine's credentials."""
 
 
 _VARIABLES = dict.fromkeys(
@@ -41,12 +41,12 @@ _VARIABLES = dict.fromkeys(
 
 
 def environment_of(spec: SandboxSpec) -> dict[str, str]:
-    """The variables that the programs of a box see, beside those that a call adds."""
+    """Return the environment variables of a box's programs, without those that a single call adds."""
     return ENVIRONMENT | (_VARIABLES if spec.hosts else {}) | dict(spec.env)
 
 
 class Proxy:
-    """The proxy of one box. `close` ends it with every connection."""
+    """The egress proxy of one box."""
 
     def __init__(self, listener: socket.socket, hosts: Collection[str]) -> None:
         self._listener = listener
@@ -55,7 +55,7 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Begin to accept."""
+        """Start accepting connections."""
         self._listener.setblocking(False)
         self._server = await asyncio.start_server(self._accept, sock=self._listener, limit=_HEAD_BYTES)
 
@@ -63,14 +63,14 @@ class Proxy:
         """Stop serving and end every connection. Idempotent."""
         if self._server is not None:
             self._server.close()
-        self._listener.close()  # in case no server has taken it over
+        self._listener.close()  # in case `start` was never called
         for task in self._tasks:
             task.cancel()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        if len(self._tasks) >= MOST_CONNECTIONS:
+        if len(self._tasks) >= MAX_CONNECTIONS:
             writer.close()
             return
         self._tasks.add(task)
@@ -85,8 +85,8 @@ class Proxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(_HEAD_S):
             head = await reader.readuntil(b"\r\n\r\n")
-        found = _REQUEST.match(head)
-        target = found[1].decode("ascii", "replace").lower() if found else ""
+        request = _REQUEST.match(head)
+        target = request[1].decode("ascii", "replace").lower() if request else ""
         if target not in self._hosts:
             await _forbid(writer, f"this sandbox may reach {', '.join(sorted(self._hosts))}, by CONNECT")
             return
@@ -101,7 +101,7 @@ class Proxy:
         try:
             if (peer := far_writer.get_extra_info("peername")) is None:
                 return  # the far end has closed the connection already
-            if _tells_credentials(peer[0]):
+            if _is_metadata_service(peer[0]):
                 await _forbid(writer, f"{name} leads to a cloud's metadata service, which no sandbox may reach")
                 return
             writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
@@ -111,13 +111,13 @@ class Proxy:
 
 
 async def _forbid(writer: asyncio.StreamWriter, why: str) -> None:
-    said = f"{why}\n".encode()
-    writer.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(said), said))
+    body = f"{why}\n".encode()
+    writer.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(body), body))
     await writer.drain()
 
 
-def _tells_credentials(peer: str) -> bool:
-    """True for an address of `METADATA`. Looked at once the connection stands, as a name may lead elsewhere the next time."""
+def _is_metadata_service(peer: str) -> bool:
+    """Return True for an address in `METADATA`. Checked on the open connection, since a name may resolve differently the next time."""
     address = ipaddress.ip_address(peer)
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return any((mapped or address) in network for network in METADATA)
@@ -132,36 +132,36 @@ async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
             sink.write_eof()
 
 
-# ---------------------------------------------------------------- places
+# ---------------------------------------------------------------- open sandboxes
 
 
-class PlacedSandbox(Protocol):
-    """What `SandboxPlaces` needs of a sandbox."""
+class ProxiedSandbox(Protocol):
+    """The part of a sandbox that `OpenSandboxes` uses."""
 
     on_stop: list[Callable[[], object]]
-    """Called once, when it has ended."""
+    """Callbacks, each called once when the sandbox has ended."""
 
     async def listen(self, port: int) -> socket.socket:
-        """Listen on a port of its loopback."""
+        """Return a listening socket for a port of the sandbox's loopback."""
         ...
 
     async def stop(self) -> None:
-        """End it. Idempotent."""
+        """End the sandbox. Idempotent."""
         ...
 
 
-B = TypeVar("B", bound=PlacedSandbox)
+B = TypeVar("B", bound=ProxiedSandbox)
 
 
-class SandboxPlaces(Generic[B]):
-    """The places of one backend, and the sandboxes in them."""
+class OpenSandboxes(Generic[B]):
+    """The open sandboxes of one backend, at most `count` at once. Further starts wait."""
 
     def __init__(self, count: int) -> None:
         self._free = asyncio.Semaphore(count)
-        self._taken: set[B] = set()
+        self._open: set[B] = set()
 
     async def start(self, launch: Callable[[], Awaitable[B]], hosts: Collection[str]) -> B:
-        """Call `launch` once there is a place, and add a proxy to `hosts` if there are any. On an error the place is freed again.
+        """Wait for a free slot, call `launch`, and start a proxy to `hosts` if there are any. An error frees the slot.
 
         Raises what `launch` and the sandbox's `listen` raise.
         """
@@ -171,8 +171,8 @@ class SandboxPlaces(Generic[B]):
         except BaseException:
             self._free.release()
             raise
-        self._taken.add(box)
-        box.on_stop += [self._free.release, lambda: self._taken.discard(box)]
+        self._open.add(box)
+        box.on_stop += [self._free.release, lambda: self._open.discard(box)]
         try:
             if hosts:
                 proxy = Proxy(await box.listen(PROXY_PORT), hosts)
@@ -185,4 +185,4 @@ class SandboxPlaces(Generic[B]):
 
     async def close(self) -> None:
         """Stop all open sandboxes."""
-        await asyncio.gather(*(box.stop() for box in list(self._taken)))
+        await asyncio.gather(*(box.stop() for box in list(self._open)))

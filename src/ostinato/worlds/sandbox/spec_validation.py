@@ -1,6 +1,6 @@
-"""Checks the parts of a sandbox's spec, and packs them into the message that starts a box.
+"""Validates a sandbox's spec and packs it into the message that starts a box.
 
-Directories that programs are shown are searched for what programs must not reach.
+Also searches directories that will be visible in a sandbox for files and sockets that programs must not reach.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "PYTHONHASHSEED": "0",
 }
-MOST_MOUNTS = 16
+MAX_MOUNTS = 16
 _HOST = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
-TAKEN = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/dev", "/proc", "/sys", "/etc", "/tmp")
+RESERVED_PATHS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/dev", "/proc", "/sys", "/etc", "/tmp")
 
 
 def check_names(names: Mapping[str, bytes]) -> None:
@@ -39,12 +39,12 @@ def check_names(names: Mapping[str, bytes]) -> None:
 
 
 def check_spec(spec: SandboxSpec) -> None:
-    """Raise BadRequest, which names the field, for a spec that no sandbox can start from."""
+    """Raise BadRequest, which names the field, for an invalid spec."""
     check_names(spec.files)
     if not _is_free(spec.workdir, ()):
         raise BadRequest(
-            f"workdir: {spec.workdir!r} must be an absolute path outside of {', '.join(TAKEN)} and the interpreter's own place, such as "
-            "'/work'",
+            f"workdir: {spec.workdir!r} must be an absolute path outside of {', '.join(RESERVED_PATHS)} and the interpreter's own place, "
+            "such as '/work'",
             field="workdir",
         )
     _check_mounts(spec.mounts, spec.workdir)
@@ -67,20 +67,20 @@ def check_directories(spec: SandboxSpec) -> None:
 
 
 def check_directory(field: str, path: str) -> None:
-    """Raise BadRequest, which names the field, unless there is a directory."""
+    """Raise BadRequest, which names the field, unless `path` is a directory."""
     if not os.path.isdir(path):
-        raise BadRequest(f"{field}: {path!r} is no directory", field=field)
+        raise BadRequest(f"{field}: {path!r} is not a directory", field=field)
 
 
 def _check_mounts(mounts: Mapping[str, str], workdir: str) -> None:
-    """Raise BadRequest for a mount that would hide what programs need, lie in another one, or show no directory."""
-    if len(mounts) > MOST_MOUNTS:
-        raise BadRequest(f"mounts: {len(mounts)} of them, at most {MOST_MOUNTS}", field="mounts")
+    """Raise BadRequest for a mount that would hide files programs need, overlaps another, or has no absolute source."""
+    if len(mounts) > MAX_MOUNTS:
+        raise BadRequest(f"mounts: {len(mounts)} of them, at most {MAX_MOUNTS}", field="mounts")
     for place, source in mounts.items():
         others = [other for other in mounts if other != place]
         if not _is_free(place, (workdir, *others)):
             raise BadRequest(
-                f"mounts: {place!r} must be an absolute path apart from {workdir}, the other mounts, {', '.join(TAKEN)} and the "
+                f"mounts: {place!r} must be an absolute path apart from {workdir}, the other mounts, {', '.join(RESERVED_PATHS)} and the "
                 "interpreter's own place, such as '/opt/agent'",
                 field="mounts",
             )
@@ -89,21 +89,21 @@ def _check_mounts(mounts: Mapping[str, str], workdir: str) -> None:
 
 
 def _is_free(path: str, others: Sequence[str]) -> bool:
-    """True for a plain absolute path apart from the interpreter and `others`, neither below nor above them, and not in a taken place."""
+    """Return True for a normalised absolute path outside reserved paths, and neither below nor above the interpreter and `others`."""
     plain = path.startswith("/") and path == os.path.normpath(path) and path != "/" and "\0" not in path
-    below = any(f"{path}/".startswith(f"{place}/") for place in (*TAKEN, sys.base_prefix, *others))
+    below = any(f"{path}/".startswith(f"{place}/") for place in (*RESERVED_PATHS, sys.base_prefix, *others))
     above = any(f"{place}/".startswith(f"{path}/") for place in (sys.base_prefix, *others))
     return plain and not below and not above and len(path) <= 1000
 
 
 def check_port(port: int) -> None:
-    """Raise BadRequest for what is no port."""
+    """Raise BadRequest for a number that is not a port."""
     if not 0 < port < 65536:
         raise BadRequest(f"port: {port} must lie in 1 to 65535", field="port")
 
 
 def inside_workdir(path: str, workdir: str) -> str:
-    """A file's path relative to the working directory. Raises BadRequest for a path that lies outside by its text alone."""
+    """Return a file's path relative to the working directory. Raises BadRequest for a path outside it; links are not resolved here."""
     name = path.removeprefix(f"{workdir}/")
     parts = name.split("/")
     if not name or name.startswith("/") or ".." in parts or parts[-1] in ("", ".") or "\0" in name or len(name) > 4000:
@@ -112,7 +112,7 @@ def inside_workdir(path: str, workdir: str) -> str:
 
 
 def check_read(path: str, error: int) -> None:
-    """Raise NotFound if opening a file of the working directory ended with an error number other than 0."""
+    """Raise NotFound if opening a file of the working directory failed with errno `error`; 0 is success."""
     if error in (errno.EXDEV, errno.ELOOP, errno.EACCES):
         raise NotFound(f"path: {path!r} leads out of the working directory", field="path")
     if error:
@@ -120,7 +120,7 @@ def check_read(path: str, error: int) -> None:
 
 
 def check_written(path: str, error: int, limits: Limits) -> None:
-    """Raise StorageFull or BadRequest if writing a file of the working directory ended with an error number other than 0."""
+    """Raise StorageFull or BadRequest if writing a file of the working directory failed with errno `error`; 0 is success."""
     if error in (errno.ENOSPC, errno.EDQUOT):
         raise StorageFull(f"the sandbox's {limits.disk_mb} MiB do not hold {path!r} as well")
     if error:
@@ -137,7 +137,7 @@ def check_environment(variables: Mapping[str, str]) -> None:
 
 
 def pack_files(files: Mapping[str, bytes]) -> bytes:
-    """Files as one blob, as `write_files` in native/setup.c reads it. Files that begin with "#!" become executable."""
+    """Pack files into one blob, which `write_files` in native/setup.c reads. Files that begin with "#!" become executable."""
     parts: list[bytes] = []
     for name, data in files.items():
         encoded = os.fsencode(name)
@@ -157,8 +157,9 @@ def pack_start(
     binds: Sequence[tuple[str, str]] = (),
     address_space: int = 0,
 ) -> bytes:
-    """Pack `struct start`. The last `layers` of `lowers`, and the first text of each of `binds`, are layers of the host: "h" + the zygote's
-    number.
+    """Pack `struct start` of native/sandbox.h.
+
+    The last `layers` of `lowers`, and the first text of each of `binds`, name directories of the host: "h" + the zygote's number.
     """
     head = START.pack(
         flags, max(4096, limits.disk_mb * 64), limits.processes, limits.open_files, len(lowers), layers, mounts, 0, len(binds), 0,
@@ -169,7 +170,7 @@ def pack_start(
 
 
 def pack_program(argv: tuple[str, ...], env: Mapping[str, str], cwd: str | None) -> tuple[int, bytes]:
-    """Check and pack a program's directory, arguments and variables. Returns the two counts in one number, and the bytes.
+    """Validate and pack a program's directory, arguments and variables. Return (arguments | variables << 16, the bytes).
 
     Raises BadRequest.
     """
@@ -188,26 +189,26 @@ def pack_program(argv: tuple[str, ...], env: Mapping[str, str], cwd: str | None)
     return len(argv) | len(env) << 16, packed
 
 
-# ---------------------------------------------------------------- directories that programs are shown
+# ---------------------------------------------------------------- host directories that programs can see
 
 
 def entries(directory: str, enter: Callable[[os.DirEntry[str]], bool] = lambda _: True) -> Iterator[os.DirEntry[str]]:
-    """All entries below a directory that `enter` accepts. Links are not followed, and directories that cannot be listed are skipped."""
-    left = [directory]
-    while left:
+    """Yield all entries below a directory that `enter` accepts. Links are not followed; directories that cannot be listed are skipped."""
+    pending = [directory]
+    while pending:
         try:
-            with os.scandir(left.pop()) as found:
+            with os.scandir(pending.pop()) as found:
                 for entry in filter(enter, found):
                     yield entry
                     if entry.is_dir(follow_symlinks=False):
-                        left.append(entry.path)
+                        pending.append(entry.path)
         except OSError:
             continue
 
 
-def roots_own(directory: str) -> list[str]:
-    """Files below a directory that belong to root or its group and that others may not read, and such directories that others may not
-    read and enter. The contents of those are left out, and `directory` itself is not checked.
+def root_only_paths(directory: str) -> list[str]:
+    """Return files below a directory that belong to root or its group and that others may not read, and such directories that others may
+    not read and enter. The contents of those directories are left out, and `directory` itself is not checked.
     """
     found = list[str]()
 
@@ -230,8 +231,8 @@ def roots_own(directory: str) -> list[str]:
 
 
 def check_no_socket(directory: str) -> None:
-    """Raise BadRequest for a directory with a socket in it: a read-only file system does not keep programs from connecting to it, and
-    programs may run as the host user who owns it.
+    """Raise BadRequest for a directory that contains a socket: programs could connect to it even on a read-only mount, and may run as the
+    host user who owns it.
     """
     for entry in entries(directory):
         if entry.is_symlink() or entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False):

@@ -1,1 +1,1 @@
-"""The tasks of simulated worlds, and the file formats that hold them."""
+"""Tasks of simulated worlds, and their file formats: tasksets in JSONL, and Harbor task folders."""

@@ -1,8 +1,8 @@
-"""Harbor folders: reads them as tasks.
+"""Reads Harbor task folders as tasks.
 
-What a sandbox here cannot do is refused by name; nothing in a folder is run, and no link is followed. Of a Dockerfile is read what it sets
-up, as far as a sandbox can do the same without building an image. The folder's own text stays in `Grading.data["harbor"]`, and its files in
-`Grading.hidden`, where its script is graded from.
+Features that our sandboxes do not support are refused by name. Nothing in a folder is run, and links are not followed. WORKDIR, COPY and
+ENV of a Dockerfile are applied without building an image. The folder's original texts are kept in `Grading.data["harbor"]`, and its files
+in `Grading.hidden`, from which its test script is run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BUILT = ("RUN", "SHELL", "USER")
 
 @dataclass(slots=True, kw_only=True)
 class Image:
-    """What a Dockerfile sets up: the working directory ("" if none is named), files by absolute path, variables.
+    """The effect of a Dockerfile: the working directory ("" if none is named), files by absolute path, environment variables.
 
     Example: ``Image(workdir="/app", files={"/app/calc.py": b"..."}, env={"LANG": "C.UTF-8"})``
     """
@@ -45,15 +45,15 @@ class Image:
 
 
 def read_dockerfile(text: str, context: Mapping[str, bytes], *, built: bool) -> Image:
-    """Read the WORKDIR, COPY and ENV instructions of a Dockerfile; `context` are the other files of its directory.
+    """Interpret the WORKDIR, COPY and ENV instructions of a Dockerfile. `context`: the other files of its directory.
 
-    `built`: the results of RUN lines are in layers already; otherwise such a line is refused. Raises BadConfig naming the line.
+    `built`: layers already contain the results of RUN lines; otherwise such a line is refused. Raises BadConfig, which names the line.
     """
     image = Image()
     for number, word, rest in _instructions(text):
         where = f"environment/Dockerfile, line {number}"
         if word == "WORKDIR":
-            image.workdir = posixpath.normpath(posixpath.join(image.workdir or "/", _plain(where, rest)))
+            image.workdir = posixpath.normpath(posixpath.join(image.workdir or "/", _literal(where, rest)))
         elif word == "COPY":
             _copy(where, rest, context, image)
         elif word == "ENV":
@@ -61,10 +61,10 @@ def read_dockerfile(text: str, context: Mapping[str, bytes], *, built: bool) -> 
         elif word in _BUILT:
             if not built:
                 raise BadConfig(
-                    f"{where}: {word} needs an image to be built; build it into directories, and give them as layers"
+                    f"{where}: {word} needs an image to be built; unpack the built image into directories, and give them as layers"
                 )
         elif word not in _INERT:
-            raise BadConfig(f"{where}: {word} cannot be done in a sandbox; copy files and set variables only")
+            raise BadConfig(f"{where}: {word} is not supported; use WORKDIR, COPY and ENV only")
     return image
 
 
@@ -85,7 +85,7 @@ def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
         raise BadConfig(f"environment/Dockerfile, line {began}: it ends in the middle of an instruction")
 
 
-def _plain(where: str, text: str) -> str:
+def _literal(where: str, text: str) -> str:
     if "$" in text or not text:
         raise BadConfig(f"{where}: {text!r} must be written out, without variables")
     return text
@@ -99,10 +99,10 @@ def _words(where: str, text: str) -> list[str]:
 
 
 def _copy(where: str, rest: str, context: Mapping[str, bytes], image: Image) -> None:
-    words = _words(where, _plain(where, rest))
+    words = _words(where, _literal(where, rest))
     words = [word for word in words if not re.match(r"--(chown|chmod)=", word)]
     if len(words) < 2 or any(word.startswith(("--", "[")) for word in words):
-        raise BadConfig(f"{where}: COPY {rest!r} must name files of the directory, and where they go")
+        raise BadConfig(f"{where}: COPY {rest!r} must name files of the directory, and a destination")
     *sources, to = words
     target = posixpath.normpath(posixpath.join(image.workdir or "/", to))
     into = to.endswith("/") or to in (".", "./") or len(sources) > 1
@@ -120,7 +120,7 @@ def _copy(where: str, rest: str, context: Mapping[str, bytes], image: Image) -> 
 
 
 def _image_variables(where: str, rest: str) -> dict[str, str]:
-    words = _words(where, _plain(where, rest))
+    words = _words(where, _literal(where, rest))
     if words and "=" not in words[0]:
         return {words[0]: " ".join(words[1:])}
     pairs = [word.partition("=") for word in words]
@@ -129,16 +129,16 @@ def _image_variables(where: str, rest: str) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-# ---------------------------------------------------------------- reading
+# ---------------------------------------------------------------- task folders
 
 
 CONFIG, INSTRUCTION, DOCKERFILE = "task.toml", "instruction.md", "environment/Dockerfile"
 OWN = "ostinato"
-MOST_FOLDER_BYTES = 64 * 2**20
-_TURNS, _TOKENS = 50, 4096  # the most model calls, and the most tokens of one: Harbor's tasks state neither
+MAX_FOLDER_BYTES = 64 * 2**20
+_TURNS, _TOKENS = 50, 4096  # most model calls, and most tokens per call; Harbor's tasks state neither
 Json = Mapping[str, Any]
 # fields that would change the task and are not supported here
-_REFUSED = {
+_UNSUPPORTED = {
     "": ("steps", "artifacts"),
     "environment": ("gpus", "gpu_types", "tpu", "mcp_servers", "skills_dir", "healthcheck", "memory", "storage"),
     "verifier": ("user", "environment", "collect", "network_mode", "allowed_hosts"),
@@ -150,10 +150,11 @@ _CANARY = re.compile(r"^(<!--.*canary.*-->|#.*canary.*)$", re.IGNORECASE)
 
 
 def load_harbor(directory: Path, *, layers: tuple[str, ...] = (), offline: bool = False) -> Taskset:
-    """A directory of task folders, or one task folder, as a taskset.
+    """Read a directory of task folders, or one task folder, as a taskset.
 
-    `layers` are directories that hold what the tasks' images would; none: a task whose image must be built is refused. `offline`: tasks
-    with unrestricted network access get no network, instead of being refused. Raises BadConfig naming the folder, the field, the remedy.
+    `layers`: directories with the content of the tasks' images; without them, a task whose image must be built is refused. `offline`: tasks
+    with unrestricted network access get no network, instead of being refused. Raises BadConfig, which names the folder, the field and the
+    remedy.
     """
     if (directory / CONFIG).is_file():
         folders = [directory]
@@ -162,13 +163,13 @@ def load_harbor(directory: Path, *, layers: tuple[str, ...] = (), offline: bool 
             path for path in directory.glob("*") if path.is_dir() and not path.is_symlink() and (path / CONFIG).exists()
         )
     if not folders:
-        raise BadConfig(f"{directory} holds no Harbor task: no folder in it has a {CONFIG}")
+        raise BadConfig(f"{directory} contains no Harbor task: no folder in it has a {CONFIG}")
     tasks = [harbor_task(folder, layers=layers, offline=offline) for folder in folders]
     return taskset_of(directory.resolve().name, tasks)
 
 
 def harbor_task(folder: Path, *, layers: tuple[str, ...] = (), offline: bool = False) -> Task:
-    """One task folder as a task; arguments and errors as `load_harbor`."""
+    """Read one task folder. Arguments and errors are those of `load_harbor`."""
     try:
         files = read_folder(folder)
         config = _config(files)
@@ -181,25 +182,25 @@ def harbor_task(folder: Path, *, layers: tuple[str, ...] = (), offline: bool = F
 
 
 def read_folder(folder: Path) -> dict[str, bytes]:
-    """Every file of a task folder by its path. Raises BadConfig for links, and for more than 64 MiB."""
-    tree = read_tree(folder, most_bytes=MOST_FOLDER_BYTES, most_entries=4096)
+    """Return {path: content} of every file of a task folder. Raises BadConfig for links, and for more than 64 MiB."""
+    tree = read_tree(folder, most_bytes=MAX_FOLDER_BYTES, most_entries=4096)
     for entry in tree.entries:
         check_inside(entry.path)
         if entry.link is not None:
             raise BadConfig(f"{entry.path} is a link, and links are not followed; put the file itself there")
-    return {entry.path: read_plain(folder / entry.path, MOST_FOLDER_BYTES) for entry in tree.entries}
+    return {entry.path: read_plain(folder / entry.path, MAX_FOLDER_BYTES) for entry in tree.entries}
 
 
 def _task(name: str, files: Mapping[str, bytes], config: Json, layers: tuple[str, ...], offline: bool) -> Task:
-    _refuse(config)
+    _check_supported(config)
     package, metadata = _table(config, "task"), _table(config, "metadata")
     environment, verifier, agent = (_table(config, part) for part in ("environment", "verifier", "agent"))
     if environment.get("docker_image") is not None and not layers:
         raise BadConfig(
-            "environment.docker_image: no image is pulled here; unpack it into directories, and give them as layers"
+            "environment.docker_image: images are not pulled; unpack the image into directories, and give them as layers"
         )
     if "tests/test.sh" not in files:
-        raise BadConfig("tests/test.sh is missing, so nothing says whether the task is solved")
+        raise BadConfig("tests/test.sh is missing, so the task cannot be graded")
     image = Image()
     if DOCKERFILE in files:
         context = {
@@ -207,7 +208,7 @@ def _task(name: str, files: Mapping[str, bytes], config: Json, layers: tuple[str
         }
         image = read_dockerfile(_decoded(files, DOCKERFILE), context, built=bool(layers))
     elif not layers:
-        raise BadConfig(f"{DOCKERFILE} is missing; give layers that hold what the task needs")
+        raise BadConfig(f"{DOCKERFILE} is missing; give layers with the files that the task needs")
     return Task(
         id=str(package.get("name", name)),
         family=str(metadata.get("category", "harbor")),
@@ -233,14 +234,12 @@ def _task(name: str, files: Mapping[str, bytes], config: Json, layers: tuple[str
 def _spec(environment: Json, image: Image, layers: tuple[str, ...], offline: bool) -> SandboxSpec:
     workdir = environment.get("workdir") or image.workdir
     if not isinstance(workdir, str) or workdir in ("", "/"):
-        raise BadConfig(
-            "environment.workdir: neither it nor the Dockerfile says where the work is done; name a directory"
-        )
+        raise BadConfig("environment.workdir: neither this field nor the Dockerfile sets a working directory; name one")
     workdir, placed = posixpath.normpath(workdir), dict[str, bytes]()
     for path, data in image.files.items():
         if not path.startswith(f"{workdir}/"):
             raise BadConfig(
-                f"{DOCKERFILE}: {path} lies outside of {workdir}; a sandbox takes files below its working directory"
+                f"{DOCKERFILE}: {path} is outside {workdir}; a sandbox accepts only files below its working directory"
             )
         placed[posixpath.relpath(path, workdir)] = data
     limits = Limits()
@@ -272,19 +271,17 @@ def _hosts(environment: Json, offline: bool) -> tuple[str, ...]:
                 raise BadConfig(f"environment.allowed_hosts: {each!r} must be the name of one host")
         return tuple(f"{each}:{port}" for each in names for port in (443, 80))
     if not offline:
-        raise BadConfig(
-            "environment.network_mode: 'public' cannot be had here; name hosts, or read it with offline=True"
-        )
+        raise BadConfig("environment.network_mode: 'public' is not supported; name hosts, or read it with offline=True")
     return ()
 
 
 def _own_task(files: Mapping[str, bytes], own: Any) -> Task:
-    """One of our own tasks in Harbor's form: its row, with the files from their places in the folder."""
+    """Read one of our own tasks that was exported as a Harbor folder: its row, with its files from the folder."""
     if not isinstance(own, dict) or not isinstance(own.get("row"), str):
         raise BadConfig(f"metadata.{OWN}.row is missing; it was not written by Ostinato")
     row = parse_row(f"metadata.{OWN}.row", own["row"])
     if row.world.layers:
-        raise BadConfig(f"metadata.{OWN}.row names layers, which no folder of Harbor's holds; take them out")
+        raise BadConfig(f"metadata.{OWN}.row names layers, which a Harbor folder cannot contain; remove them")
     task = task_of(row, {})
     spec, grading = task.spec, task.grading
     return replace(
@@ -295,7 +292,7 @@ def _own_task(files: Mapping[str, bytes], own: Any) -> Task:
 
 
 def below(files: Mapping[str, bytes], place: str) -> dict[str, bytes]:
-    """The files below a place, with their paths relative to it."""
+    """Return the files below the path prefix `place`, with paths relative to it."""
     return {path[len(place) :]: data for path, data in files.items() if path.startswith(place)}
 
 
@@ -310,13 +307,13 @@ def _config(files: Mapping[str, bytes]) -> dict[str, Any]:
     return config
 
 
-def _refuse(config: Json) -> None:
-    for part, names in _REFUSED.items():
+def _check_supported(config: Json) -> None:
+    for part, names in _UNSUPPORTED.items():
         table = _table(config, part) if part else config
         for name in names:
             if table.get(name):
                 where = f"{part}.{name}" if part else name
-                raise BadConfig(f"{where} cannot be had here; take it out if the task does without")
+                raise BadConfig(f"{where} is not supported; remove it if the task works without it")
     if str(_table(config, "environment").get("os", "linux")).lower() != "linux":
         raise BadConfig("environment.os: sandboxes are Linux")
 
@@ -341,7 +338,7 @@ def _variables(where: str, table: Json) -> dict[str, str]:
 
 
 def _instruction(files: Mapping[str, bytes]) -> str:
-    """The instruction without the canary lines at its head, which Harbor does not show either."""
+    """Return the instruction without the canary lines at its start, which Harbor does not show either."""
     lines = _decoded(files, INSTRUCTION).split("\n")
     first = 0
     while first < len(lines) and _CANARY.match(lines[first].strip()):

@@ -1,6 +1,6 @@
-"""Checks the paths that a file names, and reads the directories that they lead to.
+"""Validates paths in untrusted files, and reads and hashes the directories that they name.
 
-Everything that reads a taskset checks a path here before it touches the disk or goes into a sandbox. Only `directory_below` follows links.
+Every path in a taskset is validated here before it is used on disk or in a sandbox. Only `directory_below` follows links.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from blake3 import blake3
 
 from ostinato.core.errors import BadConfig
 
-MOST_PATH_BYTES = 1024
-MOST_ENTRIES = 200_000
-MOST_TREE_BYTES = 4 * 2**30
-_MOST_DEPTH = 64
+MAX_PATH_BYTES = 1024
+MAX_ENTRIES = 200_000
+MAX_TREE_BYTES = 4 * 2**30
+_MAX_DEPTH = 64
 
 
 def check_inside(path: str) -> str:
-    """The path, if it cannot lead out of its directory: relative, normalized, with forward slashes.
+    """Return the path if it is relative and normalized, with forward slashes, so that it cannot lead out of its directory.
 
     Raises BadConfig. Example: ``check_inside("src/calc.py") == "src/calc.py"``; "/etc/passwd", "a/../b", "./a" and "a//b" are refused.
     """
@@ -32,29 +32,29 @@ def check_inside(path: str) -> str:
         raise BadConfig(f"the path {path!r} must be relative, with no empty part, '.' or '..' in it")
     if "\\" in path or any(ord(sign) < 32 or ord(sign) == 127 for sign in path):
         raise BadConfig(f"the path {path!r} must hold no backslash and no control character")
-    if len(path.encode("utf-8", "replace")) > MOST_PATH_BYTES or any(
+    if len(path.encode("utf-8", "replace")) > MAX_PATH_BYTES or any(
         len(part.encode("utf-8", "replace")) > 255 for part in parts
     ):
-        raise BadConfig(f"the path {path[:80]!r}... is longer than {MOST_PATH_BYTES} bytes, or a part of it than 255")
-    if len(parts) > _MOST_DEPTH:
-        raise BadConfig(f"the path {path[:80]!r}... has more than {_MOST_DEPTH} parts")
+        raise BadConfig(f"the path {path[:80]!r}... is longer than {MAX_PATH_BYTES} bytes, or a part of it than 255")
+    if len(parts) > _MAX_DEPTH:
+        raise BadConfig(f"the path {path[:80]!r}... has more than {_MAX_DEPTH} parts")
     return path
 
 
 def check_tree(paths: Iterable[str]) -> None:
-    """Raise BadConfig unless these can all be files of one directory: each path is inside, and none lies below another."""
+    """Raise BadConfig unless these can all be files of one directory: every path is valid, and none is below another."""
     known = set(paths)
     for path in known:
         check_inside(path)
         parts = path.split("/")
         for end in range(1, len(parts)):
             if (above := "/".join(parts[:end])) in known:
-                raise BadConfig(f"{above!r} is a file, and {path!r} would lie in it; rename one")
+                raise BadConfig(f"{above!r} is a file, and {path!r} would be inside it; rename one")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectoryEntry:
-    """An entry of a directory: a file with its size in bytes, or a link with its target.
+    """An entry of a directory: a file with its size in bytes, or a symbolic link with its target.
 
     Example: ``DirectoryEntry(path="calc.py", size=40, executable=False, link=None)``
     """
@@ -67,7 +67,7 @@ class DirectoryEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """A directory's entries, in the order of the paths' bytes, and the BLAKE3 hash of all of it: names, contents, links, x bits.
+    """A directory's entries, sorted by the paths' bytes, and the BLAKE3 hash of its names, contents, links and executable bits.
 
     Example: ``Tree(hash="9f2c...", entries=(DirectoryEntry(path="calc.py", size=40, executable=False, link=None),))``
     """
@@ -76,16 +76,16 @@ class Tree:
     entries: tuple[DirectoryEntry, ...]
 
 
-def read_tree(root: Path, *, most_bytes: int = MOST_TREE_BYTES, most_entries: int = MOST_ENTRIES) -> Tree:
+def read_tree(root: Path, *, most_bytes: int = MAX_TREE_BYTES, most_entries: int = MAX_ENTRIES) -> Tree:
     """List and hash everything below a directory. Links are listed, never followed.
 
-    Raises BadConfig if it is not a directory, too large or unreadable, or holds something that is neither file, directory nor link.
+    Raises BadConfig if it is not a directory, is too large or unreadable, or contains anything but files, directories and links.
     """
-    digest, found, total = blake3(), list[DirectoryEntry](), 0
+    digest, entries, total = blake3(), list[DirectoryEntry](), 0
     for entry in sorted(_walk(root, ""), key=lambda each: os.fsencode(each.path)):
-        found.append(entry)
+        entries.append(entry)
         total += entry.size
-        if len(found) > most_entries or total > most_bytes:
+        if len(entries) > most_entries or total > most_bytes:
             raise BadConfig(
                 f"the directory {root} holds more than {most_entries} files or {most_bytes} bytes; make it smaller"
             )
@@ -97,11 +97,11 @@ def read_tree(root: Path, *, most_bytes: int = MOST_TREE_BYTES, most_entries: in
         else:
             target = os.fsencode(entry.link)
             digest.update(b" link %d " % len(target) + target)
-    return Tree(hash=digest.hexdigest(), entries=tuple(found))
+    return Tree(hash=digest.hexdigest(), entries=tuple(entries))
 
 
 def read_plain(path: Path, most: int) -> bytes:
-    """A file's bytes; a link, a directory or a device is not read. Raises BadConfig, also for more than `most` bytes."""
+    """Read a regular file of at most `most` bytes. Raises BadConfig, also for a link, a directory or a device."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -117,7 +117,7 @@ def read_plain(path: Path, most: int) -> bytes:
 
 
 def directory_below(root: Path, name: str) -> Path:
-    """The directory of a relative name, with every link resolved. Raises BadConfig if it is no directory, or lies outside of `root`."""
+    """Resolve a relative name, links included, to a directory below `root`. Raises BadConfig if it is not a directory or is outside."""
     check_inside(name)
     home = root.resolve()
     place = (home / name).resolve()
@@ -129,8 +129,8 @@ def directory_below(root: Path, name: str) -> Path:
 
 
 def _walk(root: Path, below: str) -> Iterator[DirectoryEntry]:
-    if below.count("/") > _MOST_DEPTH:
-        raise BadConfig(f"the directory {root / below} is nested deeper than {_MOST_DEPTH}; make it flatter")
+    if below.count("/") > _MAX_DEPTH:
+        raise BadConfig(f"the directory {root / below} is nested deeper than {_MAX_DEPTH}; make it flatter")
     try:
         with os.scandir(root / below if below else root) as listing:
             for each in listing:
@@ -145,7 +145,7 @@ def _walk(root: Path, below: str) -> Iterator[DirectoryEntry]:
                         path=path, size=about.st_size, executable=bool(about.st_mode & 0o111), link=None
                     )
                 else:
-                    raise BadConfig(f"{each.path} is neither a file, a directory nor a link; take it out")
+                    raise BadConfig(f"{each.path} is neither a file, a directory nor a link; remove it")
     except OSError as error:
         raise BadConfig(f"the directory {root / below} cannot be read ({error.strerror})") from error
 
@@ -153,11 +153,11 @@ def _walk(root: Path, below: str) -> Iterator[DirectoryEntry]:
 def _hash_file(path: Path, digest: blake3, size: int) -> None:
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-            left = size
-            while left and (part := file.read(min(left, 1 << 20))):
+            remaining = size
+            while remaining and (part := file.read(min(remaining, 1 << 20))):
                 digest.update(part)
-                left -= len(part)
+                remaining -= len(part)
     except OSError as error:
         raise BadConfig(f"{path} cannot be read ({error.strerror})") from error
-    if left:
+    if remaining:
         raise BadConfig(f"{path} became shorter while it was read; nothing may write there")

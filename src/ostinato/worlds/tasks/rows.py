@@ -1,6 +1,7 @@
-"""A line of a task file: its fields and checks, and the conversion to and from a `Task`. No disk is touched here.
+"""The schema of a task file's line, its validation, and the conversion to and from a `Task`. Does no I/O.
 
-A line has one of two forms: a task (`TaskRow`), or a suite's item (`SuiteRow`), which is a held-out task of one answer, written flat.
+A line has one of two forms: a task (`TaskRow`), or an evaluation suite's item (`SuiteRow`), the flat form of a held-out task with a single
+answer.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from ostinato.core.sandbox import Limits, SandboxSpec
 from ostinato.worlds.tasks.places import check_inside, check_tree
 from ostinato.worlds.tasks.task import Grading, KnownAnswer, Split, Task
 
-MOST_FILES = 4096
+MAX_FILES = 4096
 ANSWER_S, GRADING_S = 120.0, 4.0
-"""The longest answer to a suite's item, and its longest grading, in seconds."""
+"""Default time limits of a suite's item in seconds: for the answer, and for grading."""
 
 _Id = Annotated[str, Field(min_length=1, max_length=256)]
 _Stop = tuple[Annotated[str, Field(min_length=1, max_length=256)], ...]
 
 
 class EncodedBytes(BaseModel, frozen=True, extra="forbid"):
-    """The bytes of a file that is not UTF-8 text."""
+    """The content of a file that is not UTF-8 text."""
 
     base64: str = Field(description="The bytes in base64 (RFC 4648, with padding).")
 
@@ -44,16 +45,16 @@ class EncodedBytes(BaseModel, frozen=True, extra="forbid"):
         return text
 
 
-def _one_tree(files: dict[str, str | EncodedBytes]) -> dict[str, str | EncodedBytes]:
-    _checked(check_tree, files)
+def _check_files(files: dict[str, str | EncodedBytes]) -> dict[str, str | EncodedBytes]:
+    _as_value_error(check_tree, files)
     return files
 
 
-Files = Annotated[dict[str, str | EncodedBytes], Field(max_length=MOST_FILES), AfterValidator(_one_tree)]
+Files = Annotated[dict[str, str | EncodedBytes], Field(max_length=MAX_FILES), AfterValidator(_check_files)]
 
 
 class CallRow(BaseModel, frozen=True, extra="forbid"):
-    """A call in a message that the task begins with."""
+    """A tool call in one of the task's messages."""
 
     id: _Id = Field(description="Id of the call, to which the tool's message refers.")
     name: _Id = Field(description="The tool's name.")
@@ -61,7 +62,7 @@ class CallRow(BaseModel, frozen=True, extra="forbid"):
 
 
 class MessageRow(BaseModel, frozen=True, extra="forbid"):
-    """One message that the model is given."""
+    """One message of the task's prompt."""
 
     role: Role = Field(description="system, user, assistant or tool.")
     content: str = Field(description="The message's text.")
@@ -82,7 +83,7 @@ class LimitsRow(BaseModel, frozen=True, extra="forbid"):
 
 
 class WorldRow(BaseModel, frozen=True, extra="forbid"):
-    """The sandbox that a task is worked on in."""
+    """The sandbox in which the model works on a task."""
 
     layers: tuple[str, ...] = Field(
         default=(), max_length=128, description="Directories, relative to the taskset file; the last one is on top."
@@ -97,13 +98,13 @@ class WorldRow(BaseModel, frozen=True, extra="forbid"):
     @classmethod
     def _check_layers(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
-            _checked(check_inside, name)
+            _as_value_error(check_inside, name)
         return names
 
     @field_validator("workdir")
     @classmethod
     def _check_workdir(cls, path: str) -> str:
-        _checked(check_inside, path[1:])
+        _as_value_error(check_inside, path[1:])
         return path
 
     @field_validator("env")
@@ -111,7 +112,9 @@ class WorldRow(BaseModel, frozen=True, extra="forbid"):
     def _check_env(cls, env: dict[str, str]) -> dict[str, str]:
         for name, value in env.items():
             if not name or "=" in name or "\0" in name + value:
-                raise ValueError(f"{name!r} is no variable: a name without '=' and no NUL in either")
+                raise ValueError(
+                    f"{name!r} is not a variable: its name must be non-empty and without '=', and neither may contain NUL"
+                )
         return env
 
     @field_validator("hosts")
@@ -134,7 +137,7 @@ class GradingRow(BaseModel, frozen=True, extra="forbid"):
 
 
 class KnownRow(BaseModel, frozen=True, extra="forbid"):
-    """A question whose right answer is known."""
+    """A question with a known answer."""
 
     question: str = Field(min_length=1, max_length=4096, description="Question that is asked after each turn.")
     answer: str = Field(
@@ -185,7 +188,7 @@ class TaskRow(BaseModel, frozen=True, extra="forbid"):
 
 
 class SuiteSampling(BaseModel, frozen=True, extra="forbid"):
-    """How the answer to a suite's item is sampled."""
+    """Sampling parameters of a suite's item."""
 
     max_tokens: int = Field(default=256, ge=1, le=131_072, description="Longest answer, in tokens.")
     temperature: float = Field(default=1.0, ge=0.0, le=2.0, description="Sampling temperature; 0 is greedy.")
@@ -194,14 +197,14 @@ class SuiteSampling(BaseModel, frozen=True, extra="forbid"):
 
 
 class SuiteMessage(BaseModel, frozen=True, extra="forbid"):
-    """One chat message of an item's prompt."""
+    """One message of an item's prompt."""
 
     role: str = Field(pattern="^(system|user|assistant)$", description="system, user or assistant.")
     content: str = Field(description="Text of the message.")
 
 
 class SuiteRow(BaseModel, frozen=True, extra="allow"):
-    """One line of a suite: a prompt, how it is sampled, and a grader, whose own fields stand beside it (`head` and `tests`, say)."""
+    """One line of a suite: a prompt, sampling parameters, and a grader, whose own fields are extra fields (such as `head` and `tests`)."""
 
     id: _Id = Field(description="Id, unique in the suite.")
     family: _Id = Field(description="The group that the item belongs to.")
@@ -212,47 +215,47 @@ class SuiteRow(BaseModel, frozen=True, extra="allow"):
 
     @model_validator(mode="after")
     def _check(self) -> SuiteRow:
-        if astray := sorted({*(self.model_extra or {})} & {*TaskRow.model_fields}):
+        if misplaced := sorted({*(self.model_extra or {})} & {*TaskRow.model_fields}):
             raise ValueError(
-                f"{', '.join(astray)}: of a whole task, whose grader stands in 'grading'; an item's 'sampling' has max_tokens, "
+                f"{', '.join(misplaced)}: belongs to a whole task, whose grader is in 'grading'; an item's 'sampling' has max_tokens, "
                 "temperature, top_p and stop"
             )
         if self.continue_final_message != (self.messages[-1].role == "assistant"):
             raise ValueError(
-                "continue_final_message: an answer continues the last message if, and only if, that is the assistant's; "
+                "continue_final_message: must be true if, and only if, the last message is the assistant's; "
                 "set it to true, or end with the user's message"
             )
         return self
 
 
 def parse_object(where: str, line: str) -> dict[str, Any]:
-    """A line that is one JSON object: no key twice, no number that JSON lacks. Raises BadConfig that begins with `where`."""
+    """Parse a line as one JSON object, without duplicate keys or NaN and infinite numbers. Raises BadConfig that begins with `where`."""
     try:
-        value = json.loads(line, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=unrepeated)
+        value = json.loads(line, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=unrepeated)
     except (ValueError, RecursionError) as error:
         raise BadConfig(
-            f"{where}: not JSON ({error}); one line is one JSON object, without a list around them (jq -c '.[]' takes one apart)"
+            f"{where}: not JSON ({error}); each line must be one JSON object, without a list around them (jq -c '.[]' splits a list)"
         ) from error
     if not isinstance(value, dict):
-        raise BadConfig(f"{where}: a {type(value).__name__}, not a JSON object; one line is one task")
+        raise BadConfig(f"{where}: a {type(value).__name__}, not a JSON object; each line must be one task")
     return cast("dict[str, Any]", value)
 
 
 def parse_row(where: str, line: str, *, answer_s: float = ANSWER_S, grading_s: float = GRADING_S) -> TaskRow:
-    """A line as a row; a suite's item, which names a `grader`, becomes the row of its task.
+    """Parse and validate a line. A suite's item, recognised by its field `grader`, is converted to a task's row.
 
-    `answer_s` and `grading_s` are the longest answer to a suite's item and its longest grading, in seconds; other tasks say theirs
-    themselves. Raises BadConfig that begins with `where` and names the field.
+    `answer_s`, `grading_s`: time limits of a suite's item for the answer and for grading, in seconds; other tasks state their own. Raises
+    BadConfig that begins with `where` and names the field.
     """
     fields = parse_object(where, line)
     item = "grader" in fields and "grading" not in fields
     try:
-        # JSON arrays become tuples, so strict validation is applied to the JSON form and not to the Python form.
+        # strict validation of the JSON text, since in Python mode it would refuse lists for tuples
         if item:
             return _task_row(SuiteRow.model_validate_json(line, strict=True), answer_s, grading_s)
         return TaskRow.model_validate_json(line, strict=True)
     except ValidationError as error:
-        raise BadConfig(f"{where}, {_first(error, SuiteRow if item else TaskRow)}") from error
+        raise BadConfig(f"{where}, {_describe_error(error, SuiteRow if item else TaskRow)}") from error
 
 
 def _task_row(item: SuiteRow, answer_s: float, grading_s: float) -> TaskRow:
@@ -271,25 +274,30 @@ def _task_row(item: SuiteRow, answer_s: float, grading_s: float) -> TaskRow:
 
 
 def check_row(where: str, task: Task, layers: Mapping[str, str]) -> TaskRow:
-    """A task as a row, checked like one that was read. `layers`: directory -> the name to write. Raises BadConfig."""
+    """Convert a task to a row, validated like one that was read. `layers`: directory -> the name to write. Raises BadConfig."""
     try:
         fields = asdict(task)
         spec, grading = fields.pop("spec"), fields["grading"]
         del spec["mounts"]
-        fields["world"] = spec | {"layers": [layers[name] for name in spec["layers"]], "files": _written(spec["files"])}
-        grading["hidden"] = _written(grading["hidden"])
+        fields["world"] = spec | {
+            "layers": [layers[name] for name in spec["layers"]],
+            "files": _encode_files(spec["files"]),
+        }
+        grading["hidden"] = _encode_files(grading["hidden"])
         fields["messages"] = [_message_fields(message) for message in task.messages]
         text = json.dumps(fields, allow_nan=False, ensure_ascii=False)
         text.encode()
         return TaskRow.model_validate_json(text, strict=True)
     except ValidationError as error:
-        raise BadConfig(f"{where}, {_first(error)}") from error
+        raise BadConfig(f"{where}, {_describe_error(error)}") from error
     except (TypeError, ValueError, RecursionError) as error:
-        raise BadConfig(f"{where}: {error}; a task is made of JSON's types, and its texts of Unicode") from error
+        raise BadConfig(
+            f"{where}: {error}; a task may contain only JSON types, and its strings only valid Unicode"
+        ) from error
 
 
 def task_of(row: TaskRow, layers: Mapping[str, Path]) -> Task:
-    """The row's task. `layers`: name in the row -> directory."""
+    """Convert a row to a task. `layers`: name in the row -> directory."""
     world, grading = row.world, row.grading
     return Task(
         id=row.id,
@@ -298,12 +306,12 @@ def task_of(row: TaskRow, layers: Mapping[str, Path]) -> Task:
         grading=Grading(
             grader=grading.grader,
             data=cast("dict[str, Any]", grading.data),
-            hidden=_bytes_of(grading.hidden),
+            hidden=_decode_files(grading.hidden),
             timeout_s=grading.timeout_s,
         ),
         spec=SandboxSpec(
             layers=tuple(str(layers[name]) for name in world.layers),
-            files=_bytes_of(world.files),
+            files=_decode_files(world.files),
             workdir=world.workdir,
             env=dict(world.env),
             hosts=world.hosts,
@@ -323,7 +331,7 @@ def task_of(row: TaskRow, layers: Mapping[str, Path]) -> Task:
 
 
 def hashed_fields(row: TaskRow) -> dict[str, Any]:
-    """What a taskset's hash covers. A field that formats before it lacked counts only where it is set, so that older hashes stay."""
+    """Return the fields that a taskset's hash covers. Fields added later count only if they are set, so that older hashes stay valid."""
     fields = row.model_dump(mode="json")
     for name in ("temperature", "top_p", "known"):
         if fields[name] == TaskRow.model_fields[name].default:
@@ -332,7 +340,7 @@ def hashed_fields(row: TaskRow) -> dict[str, Any]:
 
 
 def line_of(row: TaskRow) -> str:
-    """The row as a line; fields with their default values are left out."""
+    """Serialise a row as a line, without fields that have their default value."""
     return one_line(json.dumps(row.model_dump(mode="json", exclude_defaults=True), ensure_ascii=False))
 
 
@@ -349,11 +357,11 @@ def _message(row: MessageRow) -> Message:
 
 def _message_fields(message: Message) -> dict[str, Any]:
     calls = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in message.calls]
-    said = {"role": message.role, "content": message.text, "reasoning": message.reasoning}
-    return {**said, "calls": calls, "answers": message.answers, "failed": message.failed}
+    content = {"role": message.role, "content": message.text, "reasoning": message.reasoning}
+    return {**content, "calls": calls, "answers": message.answers, "failed": message.failed}
 
 
-def _written(files: Mapping[str, bytes]) -> dict[str, Any]:
+def _encode_files(files: Mapping[str, bytes]) -> dict[str, Any]:
     def one(data: bytes) -> str | dict[str, str]:
         try:
             return data.decode()
@@ -363,21 +371,21 @@ def _written(files: Mapping[str, bytes]) -> dict[str, Any]:
     return {path: one(data) for path, data in files.items()}
 
 
-def _bytes_of(files: Mapping[str, str | EncodedBytes]) -> dict[str, bytes]:
+def _decode_files(files: Mapping[str, str | EncodedBytes]) -> dict[str, bytes]:
     return {
         path: text.encode() if isinstance(text, str) else base64.b64decode(text.base64) for path, text in files.items()
     }
 
 
-def _checked(check: Any, value: Any) -> None:
-    """Turn a BadConfig into a ValueError, so that pydantic names the field."""
+def _as_value_error(check: Any, value: Any) -> None:
+    """Run a check and turn its BadConfig into a ValueError, so that pydantic names the field."""
     try:
         check(value)
     except BadConfig as error:
         raise ValueError(str(error)) from None
 
 
-def _first(error: ValidationError, form: type[BaseModel] = TaskRow) -> str:
+def _describe_error(error: ValidationError, form: type[BaseModel] = TaskRow) -> str:
     first = error.errors(include_url=False, include_input=False)[0]
     field = ".".join(str(part) for part in first["loc"]) or "(task)"
     match first["type"]:
@@ -385,13 +393,13 @@ def _first(error: ValidationError, form: type[BaseModel] = TaskRow) -> str:
             return f"field {field!r} is missing"
         case "extra_forbidden":
             known = ", ".join(_siblings(form, first["loc"]))
-            return f"field {field!r}: there is no such field" + (f"; there are {known}" if known else "")
+            return f"field {field!r}: there is no such field" + (f"; known fields: {known}" if known else "")
         case _:
             return f"field {field!r}: {first['msg'].removeprefix('Value error, ')}"
 
 
 def _siblings(form: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:
-    """The known fields at a field's place in a row."""
+    """Return the known fields at the position of an unknown field in a row."""
     model = form
     for part in place[:-1]:
         if isinstance(part, int):
@@ -410,21 +418,21 @@ def _siblings(form: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:
     return list(model.model_fields)
 
 
-def _no_constant(name: str) -> float:
+def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
 
 
 def _finite(text: str) -> float:
     if (value := float(text)) in (float("inf"), float("-inf")):
-        raise ValueError(f"{text[:40]} is beyond every float")
+        raise ValueError(f"{text[:40]} is too large for a float")
     return value
 
 
 def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object of a JSON text, for `json.loads`. Raises ValueError for a key that occurs twice."""
-    found: dict[str, Any] = {}
+    """Build an object of JSON; an `object_pairs_hook` for `json.loads`. Raises ValueError for a duplicate key."""
+    result: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in result:
             raise ValueError(f"the key {name!r} occurs twice in one object")
-        found[name] = value
-    return found
+        result[name] = value
+    return result

@@ -1,4 +1,4 @@
-"""A task of a simulated world: its messages, its files, the hosts that may be reached, and how the outcome is graded."""
+"""Data types of tasks in simulated worlds: a task's prompt, sandbox, limits and grading."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ostinato.core.sandbox import SandboxSpec
 
 
 class Split(StrEnum):
-    """What a task may be used for. A canary cannot be solved: a rollout that solves it has cheated."""
+    """The use of a task: training, evaluation (held out), or canary. A canary cannot be solved: a rollout that solves it has cheated."""
 
     TRAIN = "train"
     HELD_OUT = "held_out"
@@ -21,8 +21,10 @@ class Split(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grading:
-    """How an outcome is graded: a grader's name and what it needs. `hidden` are files that only the grader's own sandbox ever sees.
-    `timeout_s` is for one run of its programs; with `pytest`, up to four times as much if the reference solution needs it.
+    """How an outcome is graded: a grader's name and its data.
+
+    `hidden`: files that only the grader's own sandbox ever sees. `timeout_s`: time limit for one run of its programs; with `pytest`, up to
+    four times as much if the reference solution needs it.
 
     Example: ``Grading(grader="pytest", data={"fail_to_pass": ["test_calc.py::test_add"]}, hidden={"test_calc.py": b"..."})``
     """
@@ -35,8 +37,9 @@ class Grading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownAnswer:
-    """A question about a task whose right answer is known, to measure what the policy believes after each turn (`reward.belief`). Neither
-    is ever part of what a rollout shows.
+    """A question about a task with a known answer, for measuring the policy's belief after each turn (`reward.belief`).
+
+    Neither is ever shown in a rollout.
 
     Example: ``KnownAnswer(question="Which function is wrong? Its name alone.", answer="add")``
     """
@@ -47,10 +50,11 @@ class KnownAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One task. `family` is its kind, for statistics; `harness` is the name of its harness; `timeout_s` is for the whole rollout.
+    """One task.
 
-    `turns` is the most model calls, `tokens` the most tokens of one answer, which ends before any text of `stop`. `temperature` None is
-    the run's (`worlds.temperature`). If the last message is the assistant's, the answer continues it. `about` is for people.
+    `family`: its kind, for statistics. `messages`: the prompt; if the last message is the assistant's, the answer continues it. `harness`:
+    the name of its harness. `turns`: most model calls. `tokens`: most tokens of one answer, which ends before any text of `stop`.
+    `temperature`: None for the run's (`worlds.temperature`). `timeout_s`: time limit of the whole rollout. `about`: notes for people.
 
     Example::
 
@@ -77,7 +81,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taskset:
-    """Tasks under a name, and the BLAKE3 hash of their whole content, hidden files included.
+    """A named set of tasks, with the BLAKE3 hash of their whole content, hidden files included.
 
     Example: ``Taskset(name="functions", hash="9f2c...", tasks=(task,))``
     """

@@ -1,4 +1,4 @@
-r"""Tasksets as files in our own format (JSONL): read strictly, written so that reading gives the same taskset again, hashed as a whole.
+r"""Taskset files in our own JSONL format: strict parsing, lossless writing, and a hash of the whole content.
 
 One line is one task::
 
@@ -6,12 +6,12 @@ One line is one task::
      "turns": 8, "world": {"files": {"calc.py": "def add(a, b):\n    return a - b\n"}, "layers": ["layers/calc"]},
      "grading": {"grader": "pytest", "data": {"fail_to_pass": ["test_calc.py::test_add"]}, "hidden": {"test_calc.py": "..."}}}
 
-A line may also be a suite's item, the flat form of a held-out task of one answer::
+A line may also be an evaluation suite's item, the flat form of a held-out task with a single answer::
 
     {"id": "add-1", "family": "arithmetic", "messages": [{"role": "user", "content": "..."}], "grader": "python_tests",
      "sampling": {"max_tokens": 96, "temperature": 0.8, "stop": ["\ndef"]}, "head": "def add(a, b):", "tests": "..."}
 
-Layers are directories named relative to the file, and lie beside or below it. Nothing that is read is executed.
+Layers are directories beside or below the file, with names relative to it. Nothing in a file is executed.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from ostinato.worlds.tasks import rows
 from ostinato.worlds.tasks.places import directory_below, read_plain, read_tree
 from ostinato.worlds.tasks.task import Task, Taskset
 
-MOST_TASKSET_BYTES = 512 * 2**20
-MOST_LINE_CHARACTERS = 64 * 2**20
-MOST_TASKS = 100_000
+MAX_TASKSET_BYTES = 512 * 2**20
+MAX_LINE_CHARACTERS = 64 * 2**20
+MAX_TASKS = 100_000
 
 
 def taskset_of(name: str, tasks: Sequence[Task]) -> Taskset:
-    """Tasks under a name, checked as if they were read from a file, and hashed with the content of their layers.
+    """Return a named taskset. The tasks are validated as if read from a file, and hashed with the content of their layers.
 
-    Raises BadConfig for no tasks or too many, a duplicate id, a field that no file could hold, or a layer that is not a directory.
+    Raises BadConfig for no tasks or too many, a duplicate id, a field that a file could not contain, or a layer that is not a directory.
     """
-    if not 0 < len(tasks) <= MOST_TASKS:
-        raise BadConfig(f"taskset {name!r} has {len(tasks)} tasks; it needs 1 to {MOST_TASKS}")
+    if not 0 < len(tasks) <= MAX_TASKS:
+        raise BadConfig(f"taskset {name!r} has {len(tasks)} tasks; it needs 1 to {MAX_TASKS}")
     trees: dict[str, str] = {}
     for layer in {layer for task in tasks for layer in task.spec.layers}:
         trees[layer] = f"tree/{read_tree(Path(layer)).hash}"
@@ -55,11 +55,12 @@ def taskset_of(name: str, tasks: Sequence[Task]) -> Taskset:
 
 
 def load(path: Path, *, answer_s: float = rows.ANSWER_S, grading_s: float = rows.GRADING_S) -> Taskset:
-    """Read a task file; the taskset is named after it. `answer_s` and `grading_s` are as `parse_row` has them.
+    """Read a task file; the taskset is named after it. `answer_s` and `grading_s` are as in `parse_row`.
 
-    Raises BadConfig if the file is missing, a link, too large or not UTF-8, or a line is wrong: names the line, the field, the remedy.
+    Raises BadConfig if the file is missing, a link, too large or not UTF-8, or a line is invalid; it names the line, the field and the
+    remedy.
     """
-    data = read_plain(path, MOST_TASKSET_BYTES)
+    data = read_plain(path, MAX_TASKSET_BYTES)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -70,37 +71,38 @@ def load(path: Path, *, answer_s: float = rows.ANSWER_S, grading_s: float = rows
 def parse(
     name: str, text: str, home: Path, *, answer_s: float = rows.ANSWER_S, grading_s: float = rows.GRADING_S
 ) -> Taskset:
-    """The taskset in a file's text, one task a line; blank lines are skipped. `home` is where its layers lie. Raises as `load`."""
-    found: list[tuple[str, rows.TaskRow]] = []
+    """Parse a file's text, one task per line; blank lines are skipped. `home`: the directory of its layers. Raises as `load`."""
+    parsed: list[tuple[str, rows.TaskRow]] = []
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             where = f"taskset {name!r}, line {number}"
-            if len(line) > MOST_LINE_CHARACTERS:
-                raise BadConfig(f"{where}: longer than {MOST_LINE_CHARACTERS} characters; put large files into a layer")
-            found.append((where, rows.parse_row(where, line, answer_s=answer_s, grading_s=grading_s)))
+            if len(line) > MAX_LINE_CHARACTERS:
+                raise BadConfig(f"{where}: longer than {MAX_LINE_CHARACTERS} characters; put large files into a layer")
+            parsed.append((where, rows.parse_row(where, line, answer_s=answer_s, grading_s=grading_s)))
     layers: dict[str, Path] = {}
-    for where, row in found:
+    for where, row in parsed:
         for layer in row.world.layers:
             try:
                 layers[layer] = layers.get(layer) or directory_below(home, layer)
             except BadConfig as error:
                 raise BadConfig(f"{where}, field 'world.layers': {error}") from error
-    return taskset_of(name, [rows.task_of(row, layers) for _, row in found])
+    return taskset_of(name, [rows.task_of(row, layers) for _, row in parsed])
 
 
 def save(taskset: Taskset, path: Path, *, mode: int = 0o666) -> None:
-    """Write a taskset so that `load` gives the same tasks and the same hash; an older file is replaced atomically. `mode`: the file's.
+    """Write a taskset so that `load` gives the same tasks and the same hash. An existing file is replaced atomically.
 
-    Raises BadConfig if a layer does not lie beside or below the file or the taskset's hash is not that of its tasks, StorageFull.
+    `mode`: the file's permissions. Raises BadConfig if a layer is not beside or below the file or if the taskset's hash is not that of its
+    tasks, StorageFull.
     """
     if taskset_of(taskset.name, taskset.tasks).hash != taskset.hash:
-        raise BadConfig(f"taskset {taskset.name!r} is not what its hash says; make it with taskset_of")
+        raise BadConfig(f"taskset {taskset.name!r} does not match its hash; make it with taskset_of")
     home = path.parent.resolve()
     layers: dict[str, str] = {}
     for layer in {layer for task in taskset.tasks for layer in task.spec.layers}:
         place = Path(layer).resolve()
         if not place.is_relative_to(home) or place == home:
-            raise BadConfig(f"the layer {place} does not lie below {home}; copy it there, or save the taskset above it")
+            raise BadConfig(f"the layer {place} is not below {home}; copy it there, or save the taskset above it")
         layers[layer] = place.relative_to(home).as_posix()
     lines = [rows.line_of(rows.check_row(f"task {task.id!r}", task, layers)) for task in taskset.tasks]
     try:

@@ -100,7 +100,10 @@ def test_hash_sees_content_and_not_spelling():
         (line(sampling={"tempreature": 1}), r"line 2, field 'sampling\.tempreature'"),
         (line(continue_final_message="yes"), "line 2, field 'continue_final_message'"),
         (line(), "'add-1' occurs twice"),
-        (line(harness="tools", turns=8), "line 2.*harness, turns: of a whole task, whose grader stands in 'grading'"),
+        (
+            line(harness="tools", turns=8),
+            "line 2.*harness, turns: belongs to a whole task, whose grader is in 'grading'",
+        ),
         (line(continue_final_message=...), "line 2.*continue_final_message: .* set it to true"),
         (line(messages=GOOD["messages"][:1]), "line 2.*continue_final_message: .* or end with the user's message"),
     ],

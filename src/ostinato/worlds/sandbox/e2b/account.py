@@ -1,4 +1,4 @@
-"""Requests machines through E2B's official SDK, if installed, and translates its errors into ours. None of them contains the key."""
+"""Client for E2B's official SDK (an optional dependency): creates machines and maps SDK errors to ours, without the API key in them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class MachineGone(Unavailable):
 
 
 class Account:
-    """Requests machines of one template with one key. Raises BadConfig without the SDK or the key."""
+    """Creates machines from one template with one API key. Raises BadConfig if the SDK or the key is missing."""
 
     def __init__(self, template: str, environment: Mapping[str, str] = os.environ) -> None:
         try:
@@ -44,7 +44,7 @@ class Account:
             raise BadConfig(_NO_KEY)
 
     async def machine(self) -> Machine:
-        """Create a machine without a network. Cancelled, it first ends the machine that the server may have made by then.
+        """Create a machine without network access. On cancellation, wait for the server and kill the machine that it created.
 
         Raises BadConfig if the key or the template is refused, Unavailable.
         """
@@ -52,11 +52,11 @@ class Account:
         try:
             return await asyncio.shield(creating)
         except asyncio.CancelledError:
-            await asyncio.shield(_undone(creating))
+            await asyncio.shield(_kill_created(creating))
             raise
 
     async def _create(self) -> Machine:
-        with self.explained("start a sandbox"):
+        with self.mapped_errors("start a sandbox"):
             sandbox = await self._sdk.AsyncSandbox.create(
                 template=self._template,
                 timeout=LIFE_S,
@@ -70,10 +70,10 @@ class Account:
             return Machine(self, sandbox)
 
     @contextlib.contextmanager
-    def explained(self, doing: str) -> Generator[None]:
-        """Turn any error of the SDK into one of ours that keeps its message, except for the key.
+    def mapped_errors(self, doing: str) -> Generator[None]:
+        """Map any SDK error to one of ours that keeps its message without the API key. `doing` names the attempted action in the message.
 
-        The SDK answers some cancellations with an error of its own, or with a result: here they are raised after all.
+        The SDK turns some cancellations into its own errors or swallows them: they are re-raised here.
         """
         task = asyncio.current_task()
         before = task.cancelling() if task else 0
@@ -86,29 +86,29 @@ class Account:
             yield
         except OstinatoError:
             raise
-        except Exception as error:  # noqa: BLE001 - a server that answers nonsense makes the SDK raise anything
+        except Exception as error:  # noqa: BLE001 - a malformed answer can make the SDK raise anything
             check()
-            raise self._ours(error, doing) from None  # its own text may hold the key
+            raise self._map_error(error, doing) from None  # its text may contain the key
         check()
 
-    def _ours(self, error: Exception, doing: str) -> OstinatoError:
+    def _map_error(self, error: Exception, doing: str) -> OstinatoError:
         sdk = self._sdk
-        said = f"{type(error).__name__}: {error}".replace(self._key, "***")[:600]
-        told = f"E2B could not {doing} ({said})"
+        cause = f"{type(error).__name__}: {error}".replace(self._key, "***")[:600]
+        message = f"E2B could not {doing} ({cause})"
         status = getattr(error, "status_code", None)
         if isinstance(error, sdk.AuthenticationException):
-            return BadConfig(f"{told}: set {KEY} to a key that this server knows")
+            return BadConfig(f"{message}: set {KEY} to a key that this server knows")
         if isinstance(error, sdk.RateLimitException):
-            return Unavailable(f"{told}: lower sandbox.boxes, or wait")
+            return Unavailable(f"{message}: lower sandbox.boxes, or wait")
         if doing == "start a sandbox" and (status in (400, 403, 404) or isinstance(error, sdk.TemplateException)):
-            return BadConfig(f"{told}: is there a template sandbox.template = {self._template!r}?")
+            return BadConfig(f"{message}: is there a template sandbox.template = {self._template!r}?")
         if isinstance(error, (sdk.NotFoundException, sdk.SandboxNotRunningException)):
-            return MachineGone(f"the sandbox is gone: {told}")
-        return Unavailable(told)
+            return MachineGone(f"the sandbox is gone: {message}")
+        return Unavailable(message)
 
 
 class Machine:
-    """One virtual machine. All calls raise Unavailable, MachineGone if it is known to be gone, or BadConfig if the key is refused."""
+    """One virtual machine. All calls raise Unavailable, MachineGone if the machine is known to be gone, or BadConfig for a refused key."""
 
     def __init__(self, account: Account, sandbox: AsyncSandbox) -> None:
         self._account, self._sandbox = account, sandbox
@@ -120,67 +120,69 @@ class Machine:
         return self._sandbox.sandbox_id
 
     async def upload(self, path: str, data: bytes) -> None:
-        """Write a file as root, and make its parent directories."""
-        with self._account.explained("take a file"):
+        """Write a file as root, creating its parent directories."""
+        with self._account.mapped_errors("take a file"):
             await self._sandbox.files.write(path, data, user="root", request_timeout=_UPLOAD_S, use_octet_stream=True)
 
-    async def run(self, command: str, heard: Callable[[str], None], complained: Callable[[str], None]) -> Following:
-        """Start the helper command as root. Its output goes to `heard`, its error output to `complained`."""
-        with self._account.explained("run the sandbox's helper"):
+    async def run(
+        self, command: str, on_stdout: Callable[[str], None], on_stderr: Callable[[str], None]
+    ) -> HelperOutput:
+        """Start the helper command as root. Its stdout goes to `on_stdout`, its stderr to `on_stderr`."""
+        with self._account.mapped_errors("run the sandbox's helper"):
             handle = await self._sandbox.commands.run(
                 command, background=True, user="root", cwd="/", stdin=True, timeout=0, retain_output=False,
-                on_stdout=heard, on_stderr=complained,
+                on_stdout=on_stdout, on_stderr=on_stderr,
             )  # fmt: skip
         self._pid = handle.pid
-        return Following(self._account, handle)
+        return HelperOutput(self._account, handle)
 
-    async def follow(self, heard: Callable[[str], None], complained: Callable[[str], None]) -> Following:
-        """Listen to the helper again after the connection broke. Its output in the meantime is lost."""
-        with self._account.explained("reach the sandbox's helper"):
+    async def follow(self, on_stdout: Callable[[str], None], on_stderr: Callable[[str], None]) -> HelperOutput:
+        """Reconnect to the helper's output after the connection broke. Output in the meantime is lost."""
+        with self._account.mapped_errors("reach the sandbox's helper"):
             handle = await self._sandbox.commands.connect(
-                self._pid, timeout=0, retain_output=False, on_stdout=heard, on_stderr=complained
+                self._pid, timeout=0, retain_output=False, on_stdout=on_stdout, on_stderr=on_stderr
             )
-        return Following(self._account, handle)
+        return HelperOutput(self._account, handle)
 
     async def send(self, data: bytes) -> None:
-        """Send bytes to the helper's standard input. After an error, either all of them have arrived or none."""
-        with self._account.explained("reach the sandbox's helper"):
+        """Send bytes to the helper's stdin, all or nothing: after an error, either all of them have arrived or none."""
+        with self._account.mapped_errors("reach the sandbox's helper"):
             await self._sandbox.commands.send_stdin(self._pid, data, request_timeout=_REQUEST_S)
 
     async def keep(self) -> None:
-        """Extend the machine's life to `LIFE_S` seconds from now."""
-        with self._account.explained("keep the sandbox"):
+        """Send a keep-alive: extend the machine's life to `LIFE_S` seconds from now."""
+        with self._account.mapped_errors("keep the sandbox"):
             await self._sandbox.set_timeout(LIFE_S, request_timeout=_REQUEST_S)
 
     async def kill(self) -> None:
-        """End the machine. If this fails, it ends by itself later."""
-        with self._account.explained("end the sandbox"):
+        """Kill the machine. If this fails, it expires by itself within `LIFE_S`."""
+        with self._account.mapped_errors("end the sandbox"):
             await self._sandbox.kill(request_timeout=_REQUEST_S)
 
 
-class Following:
-    """The helper command, while we are connected to its output."""
+class HelperOutput:
+    """A connection to the output of the helper command."""
 
     def __init__(self, account: Account, handle: AsyncCommandHandle[Any]) -> None:
         self._account, self._handle = account, handle
 
     async def ended(self) -> int:
-        """Wait for the helper's exit code. Raises Unavailable if the connection broke, when the helper may still be running."""
+        """Wait for the helper's exit code. Raises Unavailable if the connection broke; the helper may still be running then."""
         from e2b import CommandExitException
 
-        with self._account.explained("listen to the sandbox's helper"):
+        with self._account.mapped_errors("listen to the sandbox's helper"):
             try:
                 return (await self._handle.wait()).exit_code
             except CommandExitException as ended:
                 return ended.exit_code
 
     async def leave(self) -> None:
-        """Stop listening."""
+        """Disconnect. The helper keeps running."""
         with contextlib.suppress(Exception):
             await self._handle.disconnect()
 
 
-async def _undone(creating: asyncio.Task[Machine]) -> None:
-    """End the machine once it is made. It ends by itself later if that fails."""
+async def _kill_created(creating: asyncio.Task[Machine]) -> None:
+    """Kill the machine once it is created. If that fails, it expires by itself."""
     with contextlib.suppress(OstinatoError):
         await (await creating).kill()

@@ -1,6 +1,7 @@
-"""The E2B backend: one virtual machine per sandbox, in E2B's cloud or on a server that speaks its protocol.
+"""The `e2b` backend: one virtual machine per sandbox, in E2B's cloud or on a server that implements its API.
 
-A new machine is sent the helper, and one archive of layers, mounts and files, in parts. Then the box sends requests to its pid 1.
+A new machine receives the helper program and one archive of layers, mounts and files, in parts. The helper then runs the sandbox's pid 1,
+which answers the box's requests.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from ostinato.worlds.sandbox.config import SandboxConfig
 from ostinato.worlds.sandbox.e2b.account import LIFE_S, Account, Machine, MachineGone
 from ostinato.worlds.sandbox.e2b.wire import Wire
 from ostinato.worlds.sandbox.gvisor.line import GvisorConnection, SandboxCalls, build_sandbox, listen_at
-from ostinato.worlds.sandbox.proxy import SandboxPlaces, environment_of
+from ostinato.worlds.sandbox.proxy import OpenSandboxes, environment_of
 from ostinato.worlds.sandbox.spec_validation import check_spec, pack_files
 
-# ---------------------------------------------------------------- what is sent to a new machine
+# ---------------------------------------------------------------- uploads to a new machine
 
 
 _HERE = Path(__file__).parent
@@ -46,7 +47,7 @@ _PART = 16 << 20  # most bytes of one request
 
 @functools.cache
 def helper() -> bytes:
-    """The zip of modules that the machine's python3 runs."""
+    """Return the helper: a zip of modules that the machine's python3 runs."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in (*(_HERE / "inside").glob("*.py"), *(_HERE.parent / name for name in _SHARED)):
@@ -55,10 +56,11 @@ def helper() -> bytes:
     return made.getvalue()
 
 
-def parcel(spec: SandboxSpec, owner: int) -> IO[bytes] | None:
-    """The archive, rewound, and on disk if it is large; None if there is nothing to send. Layers and mounts in it belong to `owner`.
+def pack_archive(spec: SandboxSpec, owner: int) -> IO[bytes] | None:
+    """Return the archive of layers, mounts and files as an open file at its start (on disk if large), or None if there is nothing to send.
 
-    Sockets and device files of a layer or mount are left out. Raises BadRequest for a layer or mount that cannot be read.
+    Layers and mounts in it belong to uid `owner`. Sockets and device files are left out. Raises BadRequest for a layer or mount that cannot
+    be read.
     """
     if not (spec.layers or spec.mounts or spec.files):
         return None
@@ -84,7 +86,7 @@ def parcel(spec: SandboxSpec, owner: int) -> IO[bytes] | None:
 
 
 def _add(tar: tarfile.TarFile, field: str, source: str, name: str, owner: int) -> None:
-    def given(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    def normalise(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         if member.isdev() and not member.isfifo():
             return None
         member.uid = member.gid = owner
@@ -93,7 +95,7 @@ def _add(tar: tarfile.TarFile, field: str, source: str, name: str, owner: int) -
         return member
 
     try:
-        tar.add(Path(source).resolve(), name, filter=given)
+        tar.add(Path(source).resolve(), name, filter=normalise)
     except (OSError, tarfile.TarError, RecursionError) as error:
         raise BadRequest(f"{field}: {source!r} cannot be sent ({error})", field=field) from error
 
@@ -106,8 +108,9 @@ _STOP_S = 10.0
 
 
 class E2BBox(SandboxCalls):
-    """A remote `Sandbox`, kept alive while it is open. Made by `E2BBoxes.start`. `ending` gets the task that ends the machine, until it
-    is done.
+    """A remote `Sandbox` with periodic keep-alives while it is open. Created by `E2BBoxes.start`.
+
+    `ending` holds the task that kills the machine until that task is done.
     """
 
     called = "sandbox of E2B's"
@@ -125,11 +128,11 @@ class E2BBox(SandboxCalls):
         self.wire = Wire(machine, lambda why: line.close(Unavailable(why)))
         self._ports = tempfile.mkdtemp(prefix="ostinato-e2b-")
         self._place = os.open(self._ports, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._keeping = asyncio.create_task(self._keep())
+        self._keep_alive_task = asyncio.create_task(self._keep_alive())
         self._ended = False
 
-    async def _keep(self) -> None:
-        """Keep extending the machine's life, since it otherwise ends by itself."""
+    async def _keep_alive(self) -> None:
+        """Send keep-alives, since the machine otherwise expires by itself."""
         while True:
             await asyncio.sleep(_KEEP_S)
             try:
@@ -155,11 +158,11 @@ class E2BBox(SandboxCalls):
     async def stop(self) -> None:
         try:
             await self._kill(Unavailable("the sandbox is gone"))
-        finally:  # also if it is cancelled
+        finally:  # also on cancellation
             self._release()
 
     def _silent(self, why: str) -> Unavailable:
-        """Not SandboxBroken, because the connection in between may be what fails."""
+        """Return Unavailable instead of SandboxBroken, because the connection may be at fault."""
         return Unavailable(why)
 
     async def _kill(self, why: Unavailable) -> None:
@@ -167,17 +170,17 @@ class E2BBox(SandboxCalls):
         if self._ended:
             return
         self._ended = True
-        self._keeping.cancel()
+        self._keep_alive_task.cancel()
         self.wire.close()
         end = asyncio.create_task(self._end_machine())
         self._ending.add(end)
         end.add_done_callback(self._ending.discard)
         try:
-            await asyncio.shield(end)  # if this is cancelled, the machine ends all the same
+            await asyncio.shield(end)  # a cancellation does not stop the kill
         finally:
             try:
-                await self.wire.left()
-            finally:  # also if it is cancelled again
+                await self.wire.wait_closed()
+            finally:  # also on a second cancellation
                 os.close(self._place)
                 shutil.rmtree(self._ports, ignore_errors=True)
 
@@ -195,23 +198,23 @@ class E2BBox(SandboxCalls):
 
 
 PYTHON = "python3"
-"""The interpreter inside, found on the PATH: the template's, not the one that runs this."""
+"""The template's interpreter, found on the machine's PATH."""
 _START_S = 60.0
 _MISSING = (
-    "a living sandbox cannot be copied",
-    "system calls are not filtered: the virtual machine is what stands between",
-    "whoever runs the machines can read what is in them",
+    "a running sandbox cannot be forked",
+    "system calls are not filtered: the virtual machine is the only isolation",
+    "whoever operates the machines can read their contents",
 )
-_UNCOUNTED = "no memory cgroup in the machine: a watch in it keeps the limit"
+_UNCOUNTED = "no memory cgroup in the machine: a poller in the sandbox enforces the limit"
 
 
 class E2BBoxes:
-    """A `Backend` of E2B's virtual machines. Raises BadConfig without the SDK, or without a key in the variable E2B_API_KEY."""
+    """A sandbox `Backend` on E2B's virtual machines. Raises BadConfig if the SDK or the variable E2B_API_KEY is missing."""
 
     def __init__(self, config: SandboxConfig | None = None, environment: Mapping[str, str] = os.environ) -> None:
         self.config = config or SandboxConfig()
         self._account = Account(self.config.template, environment)
-        self._places = SandboxPlaces[E2BBox](self.config.boxes)
+        self._sandboxes = OpenSandboxes[E2BBox](self.config.boxes)
         self._counts: bool | None = None
         self._ending = set[asyncio.Task[None]]()
 
@@ -224,33 +227,33 @@ class E2BBoxes:
         )
 
     async def start(self, spec: SandboxSpec, *, alone: bool = False) -> E2BBox:
-        """As `Backend.start`. With `alone`, /proc is empty, so that no process of a program can inspect another."""
+        """As `Backend.start`. With `alone`, /proc is empty, so that the program's processes cannot inspect each other."""
         check_spec(spec)
-        return await self._places.start(lambda: self._launch(spec, alone), spec.hosts)
+        return await self._sandboxes.start(lambda: self._launch(spec, alone), spec.hosts)
 
     async def _launch(self, spec: SandboxSpec, alone: bool) -> E2BBox:
         """Start a machine and build the sandbox in it.
 
         Raises BadRequest for files that do not fit, BadConfig for a template that cannot be used, SandboxRefused, Unavailable.
         """
-        # a uid of its own, so that per-user limits count no other processes
+        # a uid that nothing else uses, so that per-user limits count the programs alone
         owner = 100_000 + secrets.randbelow(1 << 20)
-        archive = await asyncio.to_thread(parcel, spec, owner)
+        archive = await asyncio.to_thread(pack_archive, spec, owner)
         try:
             machine = await self._account.machine()
             line = GvisorConnection()
             box = E2BBox(spec, machine, line, environment_of(spec), self._ending)
             try:
                 place = f"/root/.ostinato-{secrets.token_hex(8)}"
-                await _furnish(machine, place, archive)
-                first = line.theirs.dup()
+                await _upload_all(machine, place, archive)
+                first = line.peer.dup()
                 try:
-                    await line.sent()
+                    await line.start_reading()
                 except BaseException:
                     first.close()
                     raise
                 await box.wire.open(f"exec {PYTHON} -I -S -B {place}/helper.pyz {place}", first)
-                self._counts = await self._built(spec, line, owner, alone)
+                self._counts = await self._build(spec, line, owner, alone)
             except BaseException:
                 await asyncio.shield(box.stop())
                 raise
@@ -259,33 +262,33 @@ class E2BBoxes:
                 archive.close()
         return box
 
-    async def _built(self, spec: SandboxSpec, line: GvisorConnection, owner: int, alone: bool) -> bool:
-        """Have pid 1 build the sandbox. Returns True if the kernel counts memory there."""
+    async def _build(self, spec: SandboxSpec, line: GvisorConnection, owner: int, alone: bool) -> bool:
+        """Have pid 1 build the sandbox. Return True if the machine's kernel counts the programs' memory."""
         mounts = list(spec.mounts)
         try:
-            said = await build_sandbox(spec, line, owner=owner, alone=alone, within=_START_S, mounts=mounts)
+            report = await build_sandbox(spec, line, owner=owner, alone=alone, within=_START_S, mounts=mounts)
         except Unavailable as error:
             if any(text in str(error) for text in ("not found", "and 3.10 is needed")):
                 raise BadConfig(
                     f"sandbox.template = {self.config.template!r} cannot be used: {error}; it needs python3, 3.10 or newer, on its PATH"
                 ) from error
             raise
-        if said["error"]:
+        if report["error"]:
             raise SandboxRefused(
-                f"the template {self.config.template!r} cannot be a sandbox: step {said.get('step')!r}: {said.get('told')}"
+                f"the template {self.config.template!r} cannot be a sandbox: step {report.get('step')!r}: {report.get('told')}"
             )
-        return bool(said["counts"])
+        return bool(report["counts"])
 
     async def close(self) -> None:
-        """Stop all open sandboxes, and wait for machines whose stop was cancelled: their end must not be cancelled with the program's."""
+        """Stop all open sandboxes. Also wait for kills whose caller was cancelled, so that they are not cut off when the process exits."""
         try:
-            await self._places.close()
+            await self._sandboxes.close()
         finally:
             if self._ending:
                 await asyncio.wait(self._ending, timeout=_STOP_S)
 
 
-async def _furnish(machine: Machine, place: str, archive: IO[bytes] | None) -> None:
+async def _upload_all(machine: Machine, place: str, archive: IO[bytes] | None) -> None:
     await machine.upload(f"{place}/helper.pyz", helper())
     if archive is not None:
         for number in itertools.count():

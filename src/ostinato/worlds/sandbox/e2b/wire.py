@@ -1,7 +1,7 @@
-"""The host's end of the line to a machine: byte streams over the standard input and output of a command there.
+"""The host's end of the connection to a machine: byte streams multiplexed over stdin and stdout of the helper command.
 
-If the connection breaks, the line resumes where it stopped: each side resends the packets that the other did not receive, and skips those
-whose number it has already handled. So no packet is lost, and none is handled twice.
+If the connection breaks, it resumes: each side retransmits packets that the other did not receive, and drops duplicates by their sequence
+number. So every packet is handled exactly once.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ostinato.core.errors import OstinatoError, Unavailable
-from ostinato.worlds.sandbox.e2b.account import Following, Machine, MachineGone
+from ostinato.worlds.sandbox.e2b.account import HelperOutput, Machine, MachineGone
 from ostinato.worlds.sandbox.e2b.inside import packets
 
 _BATCH = 256 << 10
-_PAUSES_S = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0, 4.0)  # before each try to send, or to reconnect
-_LONG_S = 5.0  # after connections shorter than this, the pause before reconnecting grows, up to this
-_LAST_WORDS_S = 0.5
-_SAY_EVERY = 64  # packets received before the next acknowledgement
-_MOST_CHANNELS = 256
-_COMPLAINT = 1500
+_BACKOFF_S = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0, 4.0)  # back-off before each attempt to send or to reconnect
+_STABLE_S = 5.0  # connections shorter than this make the reconnect back-off grow; it is also the longest back-off
+_EXIT_REPORT_S = 0.5
+_ACK_EVERY = 64  # packets received per acknowledgement
+_MAX_CHANNELS = 256
+_STDERR_CHARACTERS = 1500
 
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -32,8 +32,9 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @dataclass(slots=True)
 class RemoteChannel:
-    """One stream between the machine and a socket here. `unseen` counts the bytes sent that the other side has not passed on yet,
-    `waiting` those received that this side has not passed on yet.
+    """One stream between the machine and a local socket.
+
+    `unseen`: bytes sent that the machine has not consumed. `waiting`: bytes received and not yet written to the socket.
     """
 
     unseen: int = 0
@@ -44,8 +45,9 @@ class RemoteChannel:
 
 
 class Wire:
-    """Carries streams until `close`. `lost` is called once with the reason if the line cannot continue. `ports` maps a port of the machine
-    to the path of the local socket that its connections reach.
+    """The multiplexed connection, open until `close`. `lost` is called once with the reason if the connection cannot continue.
+
+    `ports` maps a port of the machine to the path of the local socket to which its connections are forwarded.
     """
 
     def __init__(self, machine: Machine, lost: Callable[[str], None]) -> None:
@@ -55,39 +57,39 @@ class Wire:
         self._out: deque[bytes] = deque()
         self._wake = asyncio.Event()
         self._numbers = itertools.count(1)
-        self._heard = self._told = 0
-        self._text = self._complaint = ""
+        self._received = self._acknowledged = 0
+        self._text = self._stderr = ""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._following: Following | None = None
+        self._helper: HelperOutput | None = None
         self._open = True
-        self._catching_up = False  # packets were lost when the connection broke, and will be resent
+        self._catching_up = False  # packets were lost with the connection and will be retransmitted
 
     async def open(self, command: str, first: socket.socket) -> None:
-        """Start the command and connect channel 0 to a socket, which is this object's from then on. Raises Unavailable."""
+        """Start the helper command and connect channel 0 to the socket `first`, which this object then owns. Raises Unavailable."""
         self._carry(0, lambda: asyncio.open_connection(sock=first))
-        await asyncio.sleep(0)  # the channel takes the socket before anything can fail
-        self._following = await self._machine.run(command, self._hear, self._complain)
+        await asyncio.sleep(0)  # let the channel take over the socket before anything can fail
+        self._helper = await self._machine.run(command, self._on_stdout, self._on_stderr)
         self._begin(self._send())
         self._begin(self._follow())
 
     def listen(self, port: int, path: str) -> None:
-        """From now on, connections to a port of the machine reach the local socket at `path`."""
+        """Forward connections to a port of the machine to the local socket at `path`."""
         self.ports[port] = path
-        self._say(0, packets.LISTEN, packets.NUMBER.pack(port))
+        self._queue(0, packets.LISTEN, packets.NUMBER.pack(port))
 
     def close(self) -> None:
-        """Stop carrying. Idempotent."""
+        """Close the connection. Idempotent."""
         self._open = False
         current = asyncio.current_task()
         for task in self._tasks:
             if task is not current:
                 task.cancel()
 
-    async def left(self) -> None:
-        """Wait until all tasks of the line have ended."""
+    async def wait_closed(self) -> None:
+        """Wait until all tasks of the connection have ended."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._following is not None:
-            await self._following.leave()
+        if self._helper is not None:
+            await self._helper.leave()
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -95,15 +97,15 @@ class Wire:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _lose(self, why: str) -> None:
+    def _fail(self, why: str) -> None:
         if self._open:
             self.close()
             self._lost(why)
 
     # ------------------------------------------------------------ sending
 
-    def _say(self, channel: int, kind: int, data: bytes = b"", *, counted: bool = True) -> None:
-        self._out.append(packets.as_bytes(next(self._numbers) if counted else 0, channel, kind, data))
+    def _queue(self, channel: int, kind: int, data: bytes = b"", *, counted: bool = True) -> None:
+        self._out.append(packets.encode_bytes(next(self._numbers) if counted else 0, channel, kind, data))
         self._wake.set()
 
     async def _send(self) -> None:
@@ -115,17 +117,17 @@ class Wire:
             while self._out and len(batch) < _BATCH:
                 batch += self._out.popleft()
             try:
-                await self._insisting(lambda batch=bytes(batch): self._machine.send(batch))
+                await self._retry(lambda batch=bytes(batch): self._machine.send(batch))
             except OstinatoError as error:
-                # if the helper has ended, `_follow` closes the line with its exit code and complaint
-                await asyncio.sleep(_LAST_WORDS_S)
-                self._lose(str(error))
+                # if the helper has ended, `_follow` reports its exit code and stderr, which says more
+                await asyncio.sleep(_EXIT_REPORT_S)
+                self._fail(str(error))
                 return
 
-    async def _insisting(self, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """Retry a few times. A packet that arrives twice is recognised by its number. Raises Unavailable, BadConfig."""
+    async def _retry(self, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Retry with back-off. Duplicates are harmless: packets are recognised by their number. Raises Unavailable, BadConfig."""
         failed = Unavailable("E2B was not asked")
-        for pause in _PAUSES_S:
+        for pause in _BACKOFF_S:
             await asyncio.sleep(pause)
             try:
                 return await ask()
@@ -139,87 +141,87 @@ class Wire:
 
     async def _follow(self) -> None:
         begun, short = asyncio.get_running_loop().time(), 0
-        while self._following is not None:
+        while self._helper is not None:
             try:
-                code = await self._following.ended()
+                code = await self._helper.ended()
             except MachineGone as error:
-                self._lose(str(error))
+                self._fail(str(error))
                 return
             except OstinatoError:
                 now = asyncio.get_running_loop().time()
-                short = short + 1 if now - begun < _LONG_S else 0
-                await asyncio.sleep(min(_LONG_S, 0.05 * 2 ** min(short, 10)))
-                await self._take_up()
+                short = short + 1 if now - begun < _STABLE_S else 0
+                await asyncio.sleep(min(_STABLE_S, 0.05 * 2 ** min(short, 10)))
+                await self._reconnect()
                 begun = asyncio.get_running_loop().time()
                 continue
-            self._lose(
-                f"the sandbox is gone: its helper ended with {code}: {self._complaint.strip() or 'it said nothing'}"
+            self._fail(
+                f"the sandbox is gone: its helper ended with {code}: {self._stderr.strip() or 'it said nothing'}"
             )
             return
 
-    async def _take_up(self) -> None:
+    async def _reconnect(self) -> None:
         try:
             self._text, self._catching_up = "", True
-            self._following = await self._insisting(lambda: self._machine.follow(self._hear, self._complain))
+            self._helper = await self._retry(lambda: self._machine.follow(self._on_stdout, self._on_stderr))
         except OstinatoError as error:
-            self._following = None
-            self._lose(f"the connection to the sandbox broke: {error}")
+            self._helper = None
+            self._fail(f"the connection to the sandbox broke: {error}")
             return
-        self._say(0, packets.AGAIN, packets.NUMBER.pack(self._heard), counted=False)
+        self._queue(0, packets.AGAIN, packets.NUMBER.pack(self._received), counted=False)
 
-    def _complain(self, text: str) -> None:
-        self._complaint = (self._complaint + text)[-_COMPLAINT:]
+    def _on_stderr(self, text: str) -> None:
+        self._stderr = (self._stderr + text)[-_STDERR_CHARACTERS:]
 
-    def _hear(self, text: str) -> None:
-        """Take output of the command. Lines without a mark of ours come from a login shell and are ignored."""
+    def _on_stdout(self, text: str) -> None:
+        """Handle output of the helper. Lines without our mark come from a login shell and are ignored."""
         *lines, self._text = (self._text + text).split("\n")
         for line in lines:
             if not self._open:
                 return
-            if line.startswith(packets.REFUSED) and not self._heard:
-                self._complain(line[1:])
+            if line.startswith(packets.REFUSED) and not self._received:
+                self._on_stderr(line[1:])
             elif line.startswith(packets.MARK):
                 self._read(line[1:])
-        if len(self._text) > packets.MOST_LINE:
-            self._lose("the sandbox is gone: its helper says what is not understood")
+        if len(self._text) > packets.MAX_LINE:
+            self._fail("the sandbox is gone: its helper sent an invalid packet")
 
     def _read(self, line: str) -> None:
         try:
-            number, channel, kind, data = packets.read_line(line)
-            if 0 < number <= self._heard or (number > self._heard + 1 and self._catching_up):
-                return  # was resent, or will be
-            if number != self._heard + 1:
-                raise ValueError(f"packet {number} after {self._heard}")
-            self._heard = number
+            number, channel, kind, data = packets.decode_line(line)
+            if 0 < number <= self._received or (number > self._received + 1 and self._catching_up):
+                return  # a duplicate, or a packet that will be retransmitted
+            if number != self._received + 1:
+                raise ValueError(f"packet {number} after {self._received}")
+            self._received = number
             self._catching_up = False
             self._do(channel, kind, data)
         except (ValueError, KeyError) as error:
-            self._lose(f"the sandbox is gone: its helper says what is not understood ({error})")
+            self._fail(f"the sandbox is gone: its helper sent an invalid packet ({error})")
             return
-        if self._heard - self._told >= _SAY_EVERY:
-            self._told = self._heard
-            self._say(0, packets.SEEN, packets.NUMBER.pack(self._heard), counted=False)
+        if self._received - self._acknowledged >= _ACK_EVERY:
+            self._acknowledged = self._received
+            self._queue(0, packets.SEEN, packets.NUMBER.pack(self._received), counted=False)
 
     def _do(self, number: int, kind: int, data: bytes) -> None:
         """Handle one packet. Raises ValueError or KeyError for one that our helper does not send."""
         if kind == packets.OPEN:
-            if number in self._channels or len(self._channels) > _MOST_CHANNELS or len(data) != packets.NUMBER.size:
+            if number in self._channels or len(self._channels) > _MAX_CHANNELS or len(data) != packets.NUMBER.size:
                 raise ValueError(f"channel {number}")
             path = self.ports[packets.NUMBER.unpack(data)[0]]
             self._carry(number, lambda: asyncio.open_unix_connection(path))
             return
         channel = self._channels.get(number)
         if channel is None:
-            return  # we dropped it, and the other side did not know yet
+            return  # already dropped here; the machine does not know yet
         if kind in (packets.DATA, packets.END):
             channel.waiting += len(data) or 1
             if channel.waiting > packets.WINDOW + 1:
-                raise ValueError("more than it may say")
+                raise ValueError("more bytes than the flow-control window")
             channel.inbox.put_nowait(data if kind == packets.DATA else None)
         elif kind == packets.TOOK and len(data) == packets.NUMBER.size:
             channel.unseen -= packets.NUMBER.unpack(data)[0]
             if channel.unseen < 0:
-                raise ValueError("more passed on than was said")
+                raise ValueError("more bytes consumed than sent")
             channel.room.set()
         elif kind == packets.GONE:
             if channel.task is not None:
@@ -231,38 +233,40 @@ class Wire:
 
     def _carry(self, number: int, connect: Callable[[], Awaitable[Streams]]) -> None:
         self._channels[number] = channel = RemoteChannel()
-        channel.task = self._begin(self._served(number, channel, connect))
-        # not in `_served`, of which nothing runs if it is cancelled before it begins
+        channel.task = self._begin(self._serve_channel(number, channel, connect))
+        # not in `_serve_channel`, which does not run at all if it is cancelled before it starts
         channel.task.add_done_callback(lambda _: self._channels.pop(number, None))
 
-    async def _served(self, number: int, channel: RemoteChannel, connect: Callable[[], Awaitable[Streams]]) -> None:
+    async def _serve_channel(
+        self, number: int, channel: RemoteChannel, connect: Callable[[], Awaitable[Streams]]
+    ) -> None:
         """Serve one channel from its beginning to its end."""
         try:
             reader, writer = await connect()
             try:
                 async with asyncio.TaskGroup() as both:
-                    both.create_task(self._take(number, channel, reader))
-                    both.create_task(self._pass_on(number, channel, writer))
+                    both.create_task(self._read_local(number, channel, reader))
+                    both.create_task(self._write_local(number, channel, writer))
             finally:
                 writer.close()
         except* OSError:
-            self._say(number, packets.GONE)
+            self._queue(number, packets.GONE)
         if number == 0:
-            self._lose("the sandbox is gone")
+            self._fail("the sandbox is gone")
 
-    async def _take(self, number: int, channel: RemoteChannel, reader: asyncio.StreamReader) -> None:
+    async def _read_local(self, number: int, channel: RemoteChannel, reader: asyncio.StreamReader) -> None:
         while data := await reader.read(min(packets.PART, packets.WINDOW - channel.unseen)):
             channel.unseen += len(data)
-            self._say(number, packets.DATA, data)
+            self._queue(number, packets.DATA, data)
             while channel.unseen >= packets.WINDOW:
                 channel.room.clear()
                 await channel.room.wait()
-        self._say(number, packets.END)
+        self._queue(number, packets.END)
 
-    async def _pass_on(self, number: int, channel: RemoteChannel, writer: asyncio.StreamWriter) -> None:
+    async def _write_local(self, number: int, channel: RemoteChannel, writer: asyncio.StreamWriter) -> None:
         while (data := await channel.inbox.get()) is not None:
             writer.write(data)
             await writer.drain()
             channel.waiting -= len(data)
-            self._say(number, packets.TOOK, packets.NUMBER.pack(len(data)))
+            self._queue(number, packets.TOOK, packets.NUMBER.pack(len(data)))
         writer.write_eof()

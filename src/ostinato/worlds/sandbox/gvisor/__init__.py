@@ -1,4 +1,4 @@
-"""Sandboxes with a kernel of their own: gVisor (`runsc`) handles their system calls, so that few of them reach the host's kernel."""
+"""The `gvisor` backend: sandboxes with a user-space kernel (gVisor, `runsc`), so that few of their system calls reach the host's kernel."""
 
 from ostinato.worlds.sandbox.gvisor.backend import GVisorBoxes, RunsInBoxes
 

@@ -1,4 +1,4 @@
-"""What all gVisor sandboxes of a backend share on the host: the root that programs see, runsc's state, and a directory for each."""
+"""Host directories of a gVisor backend: the root file system that all sandboxes see, runsc's state, and a directory for each sandbox."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ostinato.core.errors import BadRequest, SandboxRefused
 from ostinato.worlds.sandbox.host import VERSION
 from ostinato.worlds.sandbox.inside.view import ETC, SHOWN, SYSTEM, masks, python_parts
 from ostinato.worlds.sandbox.launcher import compiled
-from ostinato.worlds.sandbox.spec_validation import roots_own
+from ostinato.worlds.sandbox.spec_validation import root_only_paths
 
 NOBODY = 65534
 _PREFIX = "ostinato-gvisor-"
-_MOST_COVERED = 64
+_MAX_HIDDEN = 64
 _PACKAGE = Path(__file__).parents[1]
 _STATX = r"""
 #define _GNU_SOURCE
@@ -38,9 +38,9 @@ int statx(int fd, const char *path, int flags, unsigned mask, struct statx *foun
 
 
 class Ground:
-    """A temporary directory, locked while its process lives. Directories left by processes that were killed are removed first.
+    """A temporary directory, locked while its process lives. Creating one first removes directories left by killed processes.
 
-    `root` is the sandboxes' root, `state` is runsc's, and `box` makes a directory for one sandbox.
+    `root` is the sandboxes' root file system, `state` is runsc's state directory, and `box` makes a directory for one sandbox.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Ground:
         self.root, self.state = self.place / "root", self.place / "state"
         self.state.mkdir(0o700)
         self._count = 0
-        # host directory -> the paths in it that only root may read, searched for once
+        # cache: host directory -> the paths in it that only root may read
         self._closed: dict[str, list[str]] = {}
         self._build()
 
@@ -92,7 +92,7 @@ class Ground:
         self._show("root", "code", "local", "empty", "blank")
 
     def _show(self, *names: str) -> None:
-        """Let any host user read what sandboxes see, since programs may be any of them, and only our own user write."""
+        """Make directories readable for every host user, since programs may run as any of them, and writable for our own user alone."""
         for name in names:
             for directory, _, files in [*os.walk(self.place / name)] or [(str(self.place / name), [], [])]:
                 for path in (directory, *(f"{directory}/{file}" for file in files)):
@@ -100,14 +100,14 @@ class Ground:
                         os.chmod(path, 0o755 if os.path.isdir(path) else 0o644)
 
     def mend_statx(self) -> None:
-        """Preload a library into every program that clears the statx flag this runsc does not know. Raises SandboxRefused."""
+        """Preload into every program a library that clears the statx flag unknown to this runsc. Raises SandboxRefused."""
         made = compiled("statx", {"statx.c": _STATX})
         shutil.copyfile(made, self.root / "etc/statx.so")
         (self.root / "etc/ld.so.preload").write_text("/etc/statx.so\n")
         self._show("root/etc")
 
     def shown(self) -> Iterator[tuple[str, str]]:
-        """What every sandbox sees of the host, read-only: (host path, path in the sandbox). Later entries cover earlier ones."""
+        """Yield the read-only mounts of every sandbox as (host path, path in the sandbox). Later mounts cover earlier ones."""
         prefix = sys.base_prefix
         for path in SYSTEM:
             if os.path.isdir(path) and not os.path.islink(path):
@@ -123,30 +123,31 @@ class Ground:
                 yield str(self.place / "empty"), path
 
     def covers(self, mounts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-        """For programs that are the host's root to gVisor: mounts that hide what only root may read, as (host path, path in the sandbox).
-        `mounts` is as in a spec. Raises BadRequest if there are too many.
+        """Yield mounts that hide files only root may read, as (host path, path in the sandbox), for programs mapped to the host's root.
+
+        `mounts` is as in a spec. Raises BadRequest if too many files must be hidden.
         """
         places = [*self.shown(), *((source, seen) for seen, source in mounts.items())]
-        found = dict[str, str]()
+        hidden_by = dict[str, str]()
         for number, (source, seen) in enumerate(places):
             if source not in self._closed:
-                self._closed[source] = roots_own(source) if os.path.isdir(source) else []
+                self._closed[source] = root_only_paths(source) if os.path.isdir(source) else []
             later = [f"{place}/" for _, place in places[number + 1 :]]
             for path in self._closed[source]:
                 place = f"{seen}/{os.path.relpath(path, source)}"
                 if not any(f"{place}/".startswith(other) for other in later):
-                    found[place] = str(self.place / ("empty" if os.path.isdir(path) else "blank"))
-        if len(found) > _MOST_COVERED:
+                    hidden_by[place] = str(self.place / ("empty" if os.path.isdir(path) else "blank"))
+        if len(hidden_by) > _MAX_HIDDEN:
             raise BadRequest(
-                f"layers: they belong to root, and {len(found)} things that are shown may be read by root alone, as {min(found)!r}; give "
-                "the layers to another user, or let everybody read",
+                f"layers: they belong to root, and {len(hidden_by)} files visible in the sandbox may be read by root alone, such as "
+                f"{min(hidden_by)!r}; give the layers to another user, or make the files readable for everybody",
                 field="layers",
             )
-        yield from ((source, place) for place, source in found.items())
+        yield from ((source, place) for place, source in hidden_by.items())
 
     @contextlib.contextmanager
     def box(self) -> Generator[Path]:
-        """A private directory for one sandbox, with one for its ports in it, removed at the end."""
+        """Make a private directory for one sandbox, with a `ports` directory in it. Remove both at the end."""
         self._count += 1
         made = self.place / f"b{self._count}"
         for each in (made, made / "ports"):
@@ -157,7 +158,7 @@ class Ground:
             shutil.rmtree(made, ignore_errors=True)
 
     def close(self) -> None:
-        """Remove everything. Idempotent."""
+        """Remove all directories. Idempotent."""
         if self._lock >= 0:
             shutil.rmtree(self.place, ignore_errors=True)
             os.close(self._lock)
@@ -165,7 +166,7 @@ class Ground:
 
 
 def _locked(base: Path) -> tuple[Path, int]:
-    """Make a directory. Returns it and the descriptor that holds its lock."""
+    """Make a directory below `base`. Return it and the descriptor that holds its lock."""
     while True:
         place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
         with contextlib.suppress(FileNotFoundError):
@@ -173,11 +174,11 @@ def _locked(base: Path) -> tuple[Path, int]:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if place.exists():
                 return place, lock
-            os.close(lock)  # another process removed it as left over before it was locked
+            os.close(lock)  # another process swept it before it was locked
 
 
 def _sweep(place: Path) -> None:
-    """Remove the directory of a process that was killed. A live process holds its lock."""
+    """Remove a directory unless a live process holds its lock."""
     with contextlib.suppress(OSError):
         seen = place.lstat()
         if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.getuid():

@@ -1,7 +1,7 @@
-"""The host's end of the line to pid 1 of a gVisor sandbox, and its requests: programs, files, changes. Also its ports.
+"""The host's connection to pid 1 of a gVisor or E2B sandbox: requests for programs, files and changes, and port forwarding.
 
-The host serves ports of the sandbox's loopback: for each connection, a connected socket is passed into the sandbox. So no socket of the
-host needs a name inside, and the sandbox can be forbidden to connect to any that happens to be visible there.
+The host serves ports of the sandbox's loopback: for each connection it passes a connected socket into the sandbox. So no socket of the host
+needs a path inside, and the sandbox can be forbidden to connect to any that happens to be visible there.
 """
 
 from __future__ import annotations
@@ -23,74 +23,77 @@ from ostinato.core.errors import BadRequest, SandboxBroken, TooLarge, Unavailabl
 from ostinato.core.sandbox import Change, ExecResult, SandboxSpec
 from ostinato.core.seams import Sandbox
 from ostinato.worlds.sandbox.backend import read_changes
-from ostinato.worlds.sandbox.gvisor.inside.line import CONNECTED, HEAD, MOST_OBJECT, REFUSED, Frame, pack
+from ostinato.worlds.sandbox.gvisor.inside.line import CONNECTED, HEAD, MAX_OBJECT, REFUSED, Frame, pack
 from ostinato.worlds.sandbox.spec_validation import check_port, check_read, check_written, inside_workdir, pack_program
 
-_MOST_BYTES = 128 << 20  # of one answer; our pid 1 never sends more
+_MAX_BYTES = 128 << 20  # largest payload of an answer; our pid 1 never sends more
 
 
 class GvisorConnection:
-    """Requests and answers, any number at once. `theirs` becomes the sandbox's descriptor 0; call `sent` once it has."""
+    """The socket to a sandbox's pid 1, with any number of pending requests.
+
+    Pass `peer` to the sandbox as descriptor 0, then call `start_reading`.
+    """
 
     def __init__(self) -> None:
-        self._ours, self.theirs = socket.socketpair()
+        self._ours, self.peer = socket.socketpair()
         self._ours.setblocking(False)
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[Frame]] = {}
+        self._pending: dict[int, asyncio.Future[Frame]] = {}
         self._writer: asyncio.StreamWriter | None = None
-        self._listening: asyncio.Task[None] | None = None
+        self._reader_task: asyncio.Task[None] | None = None
         self.open = True
         self.at_end: Callable[[], Unavailable | None] = lambda: None
-        """Called for the reason when the sandbox closed the line and we did not. Returns None if the reason is unknown."""
+        """Called when the sandbox closed the connection, for the reason; returns None if it is unknown."""
         self._why = Unavailable("the sandbox is gone")
 
-    async def sent(self) -> None:
-        """Close our copy of the sandbox's end and begin to listen."""
-        self.theirs.close()
+    async def start_reading(self) -> None:
+        """Close our copy of the sandbox's end and start reading answers."""
+        self.peer.close()
         reader, self._writer = await asyncio.open_connection(sock=self._ours)
-        self._listening = asyncio.create_task(self._listen(reader))
+        self._reader_task = asyncio.create_task(self._read_answers(reader))
 
-    async def _listen(self, reader: asyncio.StreamReader) -> None:
+    async def _read_answers(self, reader: asyncio.StreamReader) -> None:
         try:
             while True:
                 first, second = HEAD.unpack(await reader.readexactly(HEAD.size))
-                if first > MOST_OBJECT or second > _MOST_BYTES:
+                if first > MAX_OBJECT or second > _MAX_BYTES:
                     break
-                told = json.loads(await reader.readexactly(first))
-                waiting = self._waiting.pop(told["id"], None)
+                reply = json.loads(await reader.readexactly(first))
+                future = self._pending.pop(reply["id"], None)
                 data = await reader.readexactly(second)
-                if waiting is not None and not waiting.done():
-                    waiting.set_result((told, data))
+                if future is not None and not future.done():
+                    future.set_result((reply, data))
         except (OSError, EOFError, ValueError, KeyError, TypeError):
             pass
         finally:
             self.close(self.at_end() if self.open else None)
 
-    def ask(self, told: Mapping[str, Any], data: bytes = b"") -> tuple[int, asyncio.Future[Frame]]:
-        """Send a request. Returns its number and a future of the answer. Both raise Unavailable if the sandbox has ended."""
+    def ask(self, request: Mapping[str, Any], data: bytes = b"") -> tuple[int, asyncio.Future[Frame]]:
+        """Send a request; return its number and a future of the answer. Both raise Unavailable if the sandbox has ended."""
         if not self.open or self._writer is None:
             raise self._gone()
         number = next(self._numbers)
-        self._waiting[number] = answer = asyncio.get_running_loop().create_future()
-        self._writer.write(pack({**told, "id": number}, data))
+        self._pending[number] = answer = asyncio.get_running_loop().create_future()
+        self._writer.write(pack({**request, "id": number}, data))
         return number, answer
 
-    async def answer(self, told: Mapping[str, Any], data: bytes = b"", *, within: float) -> Frame:
-        """Send a request and wait for the answer. Raises Unavailable."""
-        number, answer = self.ask(told, data)
+    async def answer(self, request: Mapping[str, Any], data: bytes = b"", *, within: float) -> Frame:
+        """Send a request and return the answer. Raises Unavailable, also after `within` seconds."""
+        number, answer = self.ask(request, data)
         try:
             async with asyncio.timeout(within):
                 return await answer
         except TimeoutError as error:
             raise Unavailable("the sandbox does not answer") from error
         finally:
-            self._waiting.pop(number, None)
+            self._pending.pop(number, None)
 
     def _gone(self) -> Unavailable:
         return type(self._why)(str(self._why))
 
     def close(self, why: Unavailable | None = None) -> None:
-        """Hang up, which ends the sandbox. Later and waiting requests raise `why`. Idempotent."""
+        """Close the connection, which ends the sandbox. Pending and later requests raise `why`. Idempotent."""
         self._why = why or self._why
         self.open = False
         if self._writer is not None:
@@ -98,63 +101,63 @@ class GvisorConnection:
         else:
             self._ours.close()
         with contextlib.suppress(OSError):
-            self.theirs.close()
-        if self._listening is not None and self._listening is not asyncio.current_task():
-            self._listening.cancel()
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_exception(self._gone())
-                waiting.exception()  # nobody may be waiting any more
-        self._waiting.clear()
+            self.peer.close()
+        if self._reader_task is not None and self._reader_task is not asyncio.current_task():
+            self._reader_task.cancel()
+        for future in self._pending.values():
+            if not future.done():
+                future.set_exception(self._gone())
+                future.exception()  # marks it as retrieved, in case nobody awaits it
+        self._pending.clear()
 
 
 # ---------------------------------------------------------------- requests
 
 
-_GRACE_S = 20.0  # beyond a program's own deadline, before the sandbox itself is ended
-_DIFF_S = 60.0  # to compare all files
+_GRACE_S = 20.0  # a sandbox that has not answered this long after a program's deadline is killed
+_DIFF_S = 60.0  # time limit for comparing all files
 
 
 class SandboxCalls(ABC):
-    """The calls that all sandboxes with such a pid 1 share. `env` is what its programs see beside their own variables."""
+    """The `Sandbox` methods shared by gVisor and E2B sandboxes. `env`: variables of all programs, which a call can override."""
 
     called: ClassVar[str]
-    """What an error calls such a sandbox."""
+    """The noun for such a sandbox in error messages."""
 
     def __init__(self, spec: SandboxSpec, line: GvisorConnection, env: Mapping[str, str]) -> None:
         self.spec = spec
         self._line, self._env = line, dict(env)
-        self._ran = False  # a program was requested
+        self._ran = False  # whether a program was ever requested
         self.on_stop: list[Callable[[], object]] = []
 
     def _release(self) -> None:
-        """Call what waits for the sandbox's end, once."""
+        """Call the `on_stop` callbacks, once."""
         on_stop, self.on_stop = self.on_stop, []
         for call in on_stop:
             call()
 
     @abstractmethod
     def _open_port(self, port: int) -> socket.socket:
-        """A listener of the host's that a port of the sandbox is to reach. Raises OSError."""
+        """Return a listening socket on the host, to which connections to a port of the sandbox are forwarded. Raises OSError."""
 
     @abstractmethod
     def _close_port(self, port: int) -> None:
-        """Accept no more connections to a port."""
+        """Stop forwarding connections to a port."""
 
     @abstractmethod
     async def _kill(self, why: Unavailable) -> None:
-        """End the sandbox from outside. Pending and later requests raise `why`."""
+        """Kill the sandbox. Pending and later requests raise `why`."""
 
     def _silent(self, why: str) -> Unavailable:
-        """The error for a sandbox that does not answer: its programs broke it, since nothing else lies in between."""
+        """Return the error for a sandbox that does not answer: its programs broke it, as there is no network in between."""
         return SandboxBroken(why)
 
     async def fork(self, count: int) -> Sequence[Sandbox]:
-        """As `Sandbox.fork`, which such sandboxes do not have. Raises Unavailable."""
+        """Raise Unavailable: these sandboxes do not support `Sandbox.fork`."""
         if not self._line.open:
             raise Unavailable("the sandbox is gone")
         raise Unavailable(
-            f'a living {self.called} cannot be copied; sandbox.backend = "namespaces" has forks, or start another from its diff'
+            f'a running {self.called} cannot be forked; use sandbox.backend = "namespaces", or start another sandbox from its diff'
         )
 
     async def exec(
@@ -168,12 +171,12 @@ class SandboxCalls(ABC):
     ) -> ExecResult:
         count, text = pack_program(tuple(argv), {**self._env, **(env or {})}, cwd)
         cap = self.spec.limits.output_bytes
-        told = {"do": "exec", "count": count, "text": len(text), "cap": cap, "timeout": timeout}
+        request = {"do": "exec", "count": count, "text": len(text), "cap": cap, "timeout": timeout}
         begun, self._ran = time.monotonic(), True
-        number, ended = self._line.ask(told, text + stdin)
+        number, ended = self._line.ask(request, text + stdin)
         try:
             async with asyncio.timeout(timeout + _GRACE_S):
-                said, data = await ended
+                reply, data = await ended
         except TimeoutError as error:
             gone = self._silent("the sandbox is gone: it did not answer, and was ended")
             await self._kill(gone)
@@ -186,28 +189,28 @@ class SandboxCalls(ABC):
             if self._line.open:
                 self._line.ask({"do": "end", "of": number})
             raise
-        if said["error"]:
-            raise Unavailable(f"the sandbox could not start the program: {os.strerror(said['error'])}")
-        reason = said["reason"]
+        if reply["error"]:
+            raise Unavailable(f"the sandbox could not start the program: {os.strerror(reply['error'])}")
+        reason = reply["reason"]
         return ExecResult(
-            code=-9 if reason == "output" else int(said["code"]),
-            stdout=data[: said["out"]][:cap],
-            stderr=data[said["out"] :][:cap],
+            code=-9 if reason == "output" else int(reply["code"]),
+            stdout=data[: reply["out"]][:cap],
+            stderr=data[reply["out"] :][:cap],
             timed_out=reason == "timeout",
             killed_reason=reason,
-            seconds=float(said["seconds"]),
+            seconds=float(reply["seconds"]),
         )
 
-    async def _asked(
-        self, told: Mapping[str, Any], data: bytes = b"", *, within: float = _GRACE_S
+    async def _request(
+        self, request: Mapping[str, Any], data: bytes = b"", *, within: float = _GRACE_S
     ) -> tuple[int, bytes]:
-        """Send a request that runs no program. Returns an error number and bytes. Raises Unavailable."""
-        said, found = await self._line.answer(told, data, within=within)
-        return int(said["error"]), found
+        """Send a request that runs no program. Return an errno (0 is success) and the payload. Raises Unavailable."""
+        reply, payload = await self._line.answer(request, data, within=within)
+        return int(reply["error"]), payload
 
     async def read(self, path: str, *, most: int = 1 << 20) -> bytes:
         name = inside_workdir(path, self.spec.workdir)
-        error, data = await self._asked({"do": "read", "most": most}, os.fsencode(name))
+        error, data = await self._request({"do": "read", "most": most}, os.fsencode(name))
         check_read(path, error)
         if len(data) > most:
             raise TooLarge(f"path: {path!r} has more than {most} bytes", field="path")
@@ -217,7 +220,7 @@ class SandboxCalls(ABC):
         name = os.fsencode(inside_workdir(path, self.spec.workdir))
         error = errno.ENOSPC
         if len(data) <= self.spec.limits.disk_mb << 20:
-            error, _ = await self._asked({"do": "write", "text": len(name)}, name + data)
+            error, _ = await self._request({"do": "write", "text": len(name)}, name + data)
         check_written(path, error, self.spec.limits)
 
     async def listen(self, port: int) -> socket.socket:
@@ -225,7 +228,7 @@ class SandboxCalls(ABC):
         try:
             listener = self._open_port(port)
             try:
-                error, _ = await self._asked({"do": "listen", "port": port})
+                error, _ = await self._request({"do": "listen", "port": port})
                 if error:
                     raise OSError(error, os.strerror(error))
             except BaseException:
@@ -233,13 +236,13 @@ class SandboxCalls(ABC):
                 self._close_port(port)
                 raise
         except OSError as error:
-            raise Unavailable(f"port {port} of the sandbox cannot be had: {error.strerror}") from error
+            raise Unavailable(f"port {port} of the sandbox cannot be opened: {error.strerror}") from error
         return listener
 
     async def diff(self) -> Sequence[Change]:
-        """As `Sandbox.diff`. If the files cannot be compared, the programs are to blame: the sandbox is ended, with SandboxBroken."""
+        """As `Sandbox.diff`. If the files cannot be compared, the programs are to blame: kill the sandbox and raise SandboxBroken."""
         try:
-            error, data = await self._asked({"do": "diff"}, within=_DIFF_S)
+            error, data = await self._request({"do": "diff"}, within=_DIFF_S)
             gone: Unavailable = SandboxBroken(f"the sandbox's files could not be compared ({os.strerror(error)})")
         except SandboxBroken:
             raise
@@ -265,12 +268,13 @@ async def build_sandbox(
     within: float,
     **more: Any,
 ) -> dict[str, Any]:
-    """Have pid 1 build the sandbox. Returns its report, whose "error" is not 0 if a "step" failed, as it "told".
+    """Have pid 1 build the sandbox, and return its report.
 
-    Raises BadRequest if the files do not fit, Unavailable.
+    If a step failed, "error" is not 0, "step" names the step and "told" gives the reason. Raises BadRequest if the files do not fit,
+    Unavailable.
     """
     limits = spec.limits
-    told = {
+    request = {
         "workdir": spec.workdir,
         "layers": len(spec.layers),
         "owner": owner,
@@ -281,14 +285,14 @@ async def build_sandbox(
         "alone": alone,
         "filter": filter,
     }
-    said, _ = await line.answer(told | more, files, within=within)
-    if said["error"] and said.get("step") == "write the files":
-        raise BadRequest(f"files: they do not fit into the sandbox ({said.get('told')})", field="files")
-    return said
+    reply, _ = await line.answer(request | more, files, within=within)
+    if reply["error"] and reply.get("step") == "write the files":
+        raise BadRequest(f"files: they do not fit into the sandbox ({reply.get('told')})", field="files")
+    return reply
 
 
 def _killed(reason: str, begun: float) -> ExecResult:
-    """The result of a program whose sandbox had to be ended because of it."""
+    """Return the result of a program that broke its sandbox."""
     seconds = time.monotonic() - begun
     timed_out = reason == "timeout"
     return ExecResult(code=-9, stdout=b"", stderr=b"", timed_out=timed_out, killed_reason=reason, seconds=seconds)
@@ -298,7 +302,7 @@ def _killed(reason: str, begun: float) -> ExecResult:
 
 
 def listen_at(place: int, port: int) -> tuple[socket.socket, str]:
-    """A listener for a port of the sandbox, and its path below the open directory `place`. Raises OSError."""
+    """Return a Unix listener for a port of the sandbox, and its path below the open directory `place`. Raises OSError."""
     path = f"/proc/self/fd/{place}/{port}"  # a socket's path has at most 107 bytes
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -312,38 +316,41 @@ def listen_at(place: int, port: int) -> tuple[socket.socket, str]:
 
 
 class Ports:
-    """The host's end. `theirs` becomes the sandbox's descriptor 1; call `sent` once it has. `place` is private, for the sockets' names."""
+    """The host's end of a sandbox's port forwarding.
+
+    Pass `peer` to the sandbox as descriptor 1, then call `close_peer`. `place` is a private directory for the listeners' sockets.
+    """
 
     def __init__(self, place: Path) -> None:
         self._place = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._ours, self.theirs = socket.socketpair()
+        self._ours, self.peer = socket.socketpair()
         self._ours.setblocking(False)
         self._open: dict[int, Callable[[], None]] = {}
 
-    def sent(self) -> None:
-        """Close our copy of the sandbox's end."""
-        self.theirs.close()
+    def close_peer(self) -> None:
+        """Close our copy of the sandbox's end, after it was passed on."""
+        self.peer.close()
 
     def open(self, port: int) -> socket.socket:
-        """Make a listener and send pid 1 a line for the port. Pid 1 must be told of the port before the next is opened.
+        """Create a listener and pass pid 1 a socket for the port's connection requests.
 
-        Raises OSError.
+        The caller must send pid 1 the `listen` request before it opens the next port. Raises OSError.
         """
-        ours, theirs = socket.socketpair()
+        ours, peer = socket.socketpair()
         try:
             listener, name = listen_at(self._place, port)
             try:
                 ours.setblocking(False)
-                socket.send_fds(self._ours, [CONNECTED], [theirs.fileno()])
+                socket.send_fds(self._ours, [CONNECTED], [peer.fileno()])
             except OSError:
                 listener.close()
-                os.unlink(name)  # for the next to listen there
+                os.unlink(name)  # so that a later `open` can use the port
                 raise
         except OSError:
             ours.close()
             raise
         finally:
-            theirs.close()
+            peer.close()
         loop = asyncio.get_running_loop()
 
         def close() -> None:
@@ -357,7 +364,7 @@ class Ports:
         return listener
 
     def close_port(self, port: int) -> None:
-        """Accept no more connections to a port. Idempotent."""
+        """Stop forwarding connections to a port. Idempotent."""
         if (close := self._open.pop(port, None)) is not None:
             close()
 
@@ -365,7 +372,7 @@ class Ports:
         """Close all ports. Idempotent."""
         for port in list(self._open):
             self.close_port(port)
-        for end in (self._ours, self.theirs):
+        for end in (self._ours, self.peer):
             end.close()
         if self._place >= 0:
             os.close(self._place)
@@ -373,21 +380,21 @@ class Ports:
 
 
 def _connect(line: socket.socket, name: str) -> bool:
-    """Answer the sandbox's request for one more connection. False once the sandbox is gone."""
+    """Answer the sandbox's request for one more connection. Return False once the sandbox is gone."""
     try:
         if not line.recv(1):
             return False
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as made:
-            made.setblocking(False)  # also refused if too many are waiting
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.setblocking(False)  # so that a full backlog refuses the connection instead of blocking
             try:
-                made.connect(name)
+                connection.connect(name)
             except OSError:
                 line.send(REFUSED)
             else:
-                made.setblocking(True)  # the sandbox gets the socket in the mode it has here
-                socket.send_fds(line, [CONNECTED], [made.fileno()])
+                connection.setblocking(True)  # the sandbox gets the socket in the mode it has here
+                socket.send_fds(line, [CONNECTED], [connection.fileno()])
     except BlockingIOError:
-        return True  # there was no request after all
+        return True  # a spurious wake-up
     except OSError:
         return False
     return True

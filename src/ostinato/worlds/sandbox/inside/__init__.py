@@ -1,3 +1,4 @@
-"""What runs in the sandbox's own processes, by path and on the standard library alone. The host's side imports from it the format of
-`compare`, the end of the control groups, and what `view` shows.
+"""Code of the sandbox's own processes, run by path and on the standard library alone.
+
+The host imports from it the record format of `compare`, the clean-up of control groups (`groups`), and the paths in `view`.
 """

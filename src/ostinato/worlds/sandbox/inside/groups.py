@@ -1,4 +1,4 @@
-"""Control groups: where permitted, the kernel counts each box's memory and gives all boxes a small share of the processor."""
+"""Control groups (cgroups): where permitted, the kernel limits each box's memory and gives all boxes a small share of the processor."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TREE = Path("/sys/fs/cgroup")
-SHARES, WEIGHT = 102, 10  # a tenth of what an ordinary group gets: of 1024 (version 1), of 100 (version 2)
+SHARES, WEIGHT = 102, 10  # a tenth of an ordinary group's share: 1024 in version 1, 100 in version 2
 
 
 def own_groups() -> dict[str, str]:
-    """Controller -> the path of this process's group; "" is version 2's one tree. Example: ``{"memory": "/job", "": "/"}``"""
+    """Return {controller: path of this process's group}; "" is version 2's single tree. Example: ``{"memory": "/job", "": "/"}``"""
     found: dict[str, str] = {}
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -24,8 +24,8 @@ def own_groups() -> dict[str, str]:
     return found
 
 
-def _places(paths: dict[str, str]) -> Iterator[Path]:
-    """Directories in which groups are made."""
+def _parents(paths: dict[str, str]) -> Iterator[Path]:
+    """Yield the directories in which a keeper may make its group."""
     for controller in ("cpu", "memory"):
         if controller in paths:
             yield TREE / controller / paths[controller].lstrip("/")
@@ -35,7 +35,7 @@ def _places(paths: dict[str, str]) -> Iterator[Path]:
 
 
 def _removed(group: Path) -> bool:
-    """Try to remove a group and those of its boxes. False while the kernel still holds one of them."""
+    """Try to remove a group and its boxes' groups. Return False while the kernel still uses one of them."""
     try:
         for box in group.iterdir():
             if re.fullmatch(r"b\d+", box.name):
@@ -49,26 +49,26 @@ def _removed(group: Path) -> bool:
 
 
 def sweep_groups(*, tries: int = 1) -> None:
-    """Remove the groups that killed keepers left beside our own. A live keeper holds a lock on each of its groups."""
-    for place in _places(own_groups()):
+    """Remove the groups that killed keepers left behind. A live keeper holds a lock on each of its groups."""
+    for place in _parents(own_groups()):
         for group in place.glob("ostinato-*"):
             with contextlib.suppress(OSError):
-                held = os.open(group, os.O_RDONLY | os.O_DIRECTORY)
+                lock = os.open(group, os.O_RDONLY | os.O_DIRECTORY)
                 try:
-                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     for left in reversed(range(tries)):
                         if _removed(group):
                             break
                         time.sleep(0.01 if left else 0.0)
                 finally:
-                    os.close(held)
+                    os.close(lock)
 
 
 class ControlGroups:
-    """One group for all boxes in each writable tree, below this process's group (in version 2 also beside it); `close` removes them.
-    Groups left by killed keepers are removed first.
+    """A keeper's groups: one for all boxes in each writable tree, below this process's group (in version 2 also beside it).
 
-    `memory` is the directory in which every box gets its own group, and `version` is 1 or 2; None and 0 if memory cannot be counted.
+    Creating them first removes groups left by killed keepers; `close` removes them. `memory` is the directory in which every box gets its
+    own group, and `version` is 1 or 2; they are None and 0 if memory cannot be counted.
     """
 
     def __init__(self, *, gives_way: bool = True) -> None:
@@ -76,41 +76,41 @@ class ControlGroups:
         self.memory: Path | None = None
         self.version = 0
         self.shares = False
-        self._made: dict[Path, int] = {}  # group -> the descriptor that holds its lock
-        self._left: Path | None = None
+        self._made: dict[Path, int] = {}  # group -> descriptor that holds its lock
+        self._previous: Path | None = None
         self._name = f"ostinato-{os.getpid()}"
         paths = own_groups()
         sweep_groups()
         with contextlib.suppress(OSError):
-            self._first(paths)
+            self._make_version_1(paths)
         with contextlib.suppress(OSError):
-            self._second(paths)
+            self._make_version_2(paths)
 
     def _make(self, parent: Path) -> Path:
         made = parent / self._name
         while True:
             made.mkdir()
-            with contextlib.suppress(FileNotFoundError):  # another keeper removed it as left over before it was locked
-                held = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
-                fcntl.flock(held, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):  # another keeper swept it before it was locked
+                lock = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
+                fcntl.flock(lock, fcntl.LOCK_EX)
                 if made.exists():
-                    self._made[made] = held
+                    self._made[made] = lock
                     return made
-                os.close(held)
+                os.close(lock)
 
-    def _first(self, paths: dict[str, str]) -> None:
+    def _make_version_1(self, paths: dict[str, str]) -> None:
         if "cpu" in paths and self._gives_way:
             with contextlib.suppress(OSError):
                 group = self._make(TREE / "cpu" / paths["cpu"].lstrip("/"))
                 (group / "cpu.shares").write_text(str(SHARES))
                 (group / "cgroup.procs").write_text("0")
-                self._left, self.shares = group.parent, True
+                self._previous, self.shares = group.parent, True
         if "memory" in paths:
             self.memory = self._make(TREE / "memory" / paths["memory"].lstrip("/"))
             self.version = 1
 
-    def _second(self, paths: dict[str, str]) -> None:
-        """A version 2 group holds processes or groups, not both, so the parent must be one that distributes memory to child groups."""
+    def _make_version_2(self, paths: dict[str, str]) -> None:
+        """Make the version 2 group. Such a group holds processes or groups, not both, so the parent must delegate memory to its groups."""
         if self.version or "" not in paths:
             return
         parent = TREE / paths[""].lstrip("/")
@@ -131,26 +131,26 @@ class ControlGroups:
                 return
 
     def give(self, uid: int) -> None:
-        """Let another user make groups in the memory group."""
+        """Let another user create groups in the memory group."""
         if self.memory is not None:
             for path in (self.memory, self.memory / "cgroup.procs"):
                 os.chown(path, uid, uid)
 
     def close(self) -> None:
-        """Remove the groups. The kernel releases a group a moment after its last process ended, on a busy machine seconds after."""
-        if self._left is not None:
+        """Remove the groups, with retries: the kernel releases a group only a while after its last process ended, seconds if busy."""
+        if self._previous is not None:
             with contextlib.suppress(OSError):
-                (self._left / "cgroup.procs").write_text("0")
-        for made, held in reversed(self._made.items()):
+                (self._previous / "cgroup.procs").write_text("0")
+        for made, lock in reversed(self._made.items()):
             for _ in range(800):
                 if _removed(made):
                     break
                 time.sleep(0.01)
-            os.close(held)
+            os.close(lock)
         self._made.clear()
 
-    def let_go(self) -> None:
-        """Close the locks' descriptors in a fork, so that only the keeper holds the groups."""
-        for held in self._made.values():
-            os.close(held)
+    def release_locks(self) -> None:
+        """Close the locks' descriptors in a fork, so that only the keeper holds the locks."""
+        for lock in self._made.values():
+            os.close(lock)
         self._made.clear()

@@ -1,4 +1,4 @@
-"""System calls that Python lacks, and errors that name the step of the isolation that failed."""
+"""Wrappers of system calls that Python lacks, and errors that name the isolation step that failed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 4096, 16384, 1 << 18
 MNT_DETACH = 2
-# the same numbers on every architecture; Linux 5.2, 5.12
+# the same numbers on every architecture, since Linux 5.2 and 5.12
 SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_MOUNT_SETATTR = 428, 429, 442
 AT_FDCWD, AT_EMPTY_PATH, AT_RECURSIVE = -100, 0x1000, 0x8000
 OPEN_TREE_CLONE, OPEN_TREE_CLOEXEC = 1, os.O_CLOEXEC
@@ -24,7 +24,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class StepError(Exception):
-    """A system call that isolates failed: which step, and the kernel's reason."""
+    """An isolation step failed. `report` has the step's name and the kernel's error, as JSON fields."""
 
     def __init__(self, step: str, error: OSError) -> None:
         super().__init__(f"{step}: {error}")
@@ -34,7 +34,7 @@ class StepError(Exception):
 
 @contextlib.contextmanager
 def step(name: str) -> Generator[None]:
-    """Name the step that an OSError came from."""
+    """Turn an OSError in the block into a StepError with the step's name."""
     try:
         yield
     except OSError as error:
@@ -42,7 +42,7 @@ def step(name: str) -> Generator[None]:
 
 
 def call(name: str, *args: Any) -> int:
-    """One libc call; a negative result becomes an OSError."""
+    """Call a libc function and return its result. Raises OSError for a negative one."""
     result: int = getattr(libc, name)(*args)
     if result < 0:
         number = ctypes.get_errno()
@@ -51,13 +51,13 @@ def call(name: str, *args: Any) -> int:
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    """Mount a file system, or bind one place to another."""
+    """Mount a file system, or bind-mount a path."""
     encoded = [None if text is None else text.encode() for text in (source, target, kind, data)]
     call("mount", encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), encoded[3])
 
 
 def set_attributes(directory: int, path: str, attributes: int, *, users: int = 0, deep: bool = True) -> None:
-    """Add attributes to a mount and all below it; `users` is the descriptor of a user namespace for `ATTR_IDMAP`."""
+    """Add attributes to a mount and, if `deep`, to all below it. `users` is a user namespace's descriptor for `ATTR_IDMAP`."""
     attr = (ctypes.c_uint64 * 4)(attributes, 0, 0, users)
     flags = (AT_RECURSIVE if deep else 0) | (0 if path else AT_EMPTY_PATH)
     call(
@@ -72,13 +72,13 @@ def set_attributes(directory: int, path: str, attributes: int, *, users: int = 0
 
 
 def open_tree(directory: int, path: str) -> int:
-    """A descriptor of an unattached copy of a mount, cut at this path."""
+    """Return a descriptor of a detached copy of the mount at this path (`OPEN_TREE_CLONE`)."""
     flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE | (0 if path else AT_EMPTY_PATH)
     return call("syscall", SYS_OPEN_TREE, ctypes.c_int(directory), path.encode(), flags)
 
 
 def attach(tree: int, target: str) -> None:
-    """Mount what `open_tree` returned."""
+    """Attach a detached mount (from `open_tree`) at `target`."""
     call("syscall", SYS_MOVE_MOUNT, ctypes.c_int(tree), b"", ctypes.c_int(AT_FDCWD), target.encode(), 4)
 
 

@@ -1,4 +1,4 @@
-"""What a box sees of the host: the system's programs and the interpreter's standard library, read-only, on a root that starts empty."""
+"""The root file system of boxes: the system's programs and the interpreter's standard library, mounted read-only on an empty tmpfs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from view import ETC, SHOWN, SYSTEM, masks, python_parts
 
 DEVICES = ("null", "zero", "full", "random", "urandom")
 LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"}
-AT = "/tmp"  # where the new root is built; its own /tmp holds what no box may see, since every box's stage covers it
+AT = "/tmp"  # where the new root is built; its /tmp holds what no box may see, since every box mounts over it
 HIDDEN = f"{AT}/tmp"
 
 
@@ -28,14 +28,14 @@ def _make_like(source: str, target: str) -> None:
 
 
 def bind(source: str, target: str) -> None:
-    """Show a place of the host at another one, read-only."""
+    """Bind-mount a host path at `target`, read-only."""
     _make_like(source, target)
     k.mount(source, target, None, k.MS_BIND | k.MS_REC)
     k.set_attributes(k.AT_FDCWD, target, k.ATTR_RDONLY | k.ATTR_NOSUID | k.ATTR_NODEV)
 
 
 def show_system() -> None:
-    """Show the system's directories, except /usr/local."""
+    """Mount the system's directories; `show_python` later covers /usr/local."""
     for path in SYSTEM:
         if os.path.islink(path):
             os.symlink(os.readlink(path), f"{AT}{path}")
@@ -44,9 +44,9 @@ def show_system() -> None:
 
 
 def show_python(prefix: str, version: str) -> None:
-    """Show the interpreter: its program, its standard library and the libraries beside that, with links to it in /usr/local/bin.
+    """Mount the interpreter, its standard library and the shared libraries beside that; add links to it in /usr/local/bin.
 
-    An installation below somebody's home makes that path exist inside, with nothing but the installation in it.
+    For an installation in a home directory, that path exists inside with nothing but the installation in it.
     """
     shown = python_parts(prefix, version)
     local = f"{HIDDEN}/local"
@@ -73,7 +73,7 @@ def show_python(prefix: str, version: str) -> None:
 
 
 def show_devices(full: bool) -> None:
-    """Show five devices that reveal nothing, and in a full box also the places that programs expect."""
+    """Mount five harmless devices, and if `full` also create the paths in /dev, /proc and /etc that programs expect."""
     for name in DEVICES:
         _touch(f"{AT}/dev/{name}")
         k.mount(f"/dev/{name}", f"{AT}/dev/{name}", None, k.MS_BIND)
@@ -93,13 +93,13 @@ def show_devices(full: bool) -> None:
 
 
 def build_root(prefix: str, version: str, full: bool) -> int:
-    """Build the root, make it this process's and forget the host's. Returns a descriptor through which it can still be written.
+    """Build the root, pivot to it and detach the host's. Return a descriptor through which the new root is still writable.
 
-    Its /tmp holds `proc` (a complete /proc, without which the kernel refuses boxes a /proc of their own) and `layers`.
+    Its /tmp holds `proc` (a complete /proc, without which the kernel refuses boxes their own) and `layers`. Raises StepError.
     """
     if prefix.startswith("/tmp/"):
         raise k.StepError(
-            "show the Python installation", OSError(errno.EINVAL, "it lies below /tmp, which every run replaces")
+            "show the Python installation", OSError(errno.EINVAL, "it is below /tmp, which is replaced in every run")
         )
     with k.step("mount the root tmpfs"):
         devices = [name for name in DEVICES if not os.path.exists(f"/dev/{name}")]

@@ -1,9 +1,8 @@
-"""The processes behind every box: a keeper that stays on the host's side, and the zygote, out of which each box is cloned.
+"""The processes behind every box: the keeper, a supervisor in the host's namespaces, and the zygote, from which each box is cloned.
 
-Run as a script by path (``python -s -S -P zygote.py <control> <requests> <settings>``), standard library only, so that it starts
-fast and holds nothing worth stealing. The keeper opens layers for the host and removes the control groups at the end. The zygote has
-its own user, pid, mount and network namespaces, a read-only root with the runtime in it, and is nobody outside. `native/zygote.c` is
-its loop.
+Run as a script by path (``python -s -S -P zygote.py <control> <requests> <settings>``), on the standard library alone, so that it starts
+fast and holds no secrets. The keeper opens layers for the host and removes the control groups at the end. The zygote has its own user,
+pid, mount and network namespaces and a read-only root with the Python runtime, and runs as nobody. `native/zygote.c` is its loop.
 
     ostinato ──requests──▶ keeper (the host's mounts; opens layers)
         │    ──control───▶ └─ zygote (pid 1 of its namespace; compiled filter, empty keyring, warm interpreter)
@@ -12,7 +11,7 @@ its loop.
 
 from __future__ import annotations
 
-import ast  # noqa: F401 # pyright: ignore[reportUnusedImport] - graded programs want it: warm it up
+import ast  # noqa: F401 # pyright: ignore[reportUnusedImport] - warms it up for graded programs
 import builtins
 import contextlib
 import ctypes
@@ -54,7 +53,7 @@ class BoxSettings(ctypes.Structure):
 
 
 def idmap(owner: int) -> int:
-    """A user namespace in which a layer's owner is NOBODY, so that boxes may change their copies of its files."""
+    """Return a user namespace that maps a layer's owner to NOBODY, so that boxes may change their copies of its files."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -74,7 +73,7 @@ def idmap(owner: int) -> int:
 
 
 def open_layer(path: str, root: bool) -> int:
-    """An unattached, read-only copy of the mount at a directory of the host."""
+    """Return a detached, read-only copy of the mount at a directory of the host. Raises StepError."""
     with k.step("open the layer"):
         place = os.open(path, os.O_PATH | os.O_DIRECTORY)  # a file could not be attached, which would end the zygote
         owner = os.stat(place).st_uid
@@ -91,7 +90,7 @@ def open_layer(path: str, root: bool) -> int:
 
 
 def keep(requests: socket.socket, zygote: int, groups: ControlGroups | None, root: bool) -> None:
-    """Open layers until the zygote or the host is gone, then leave nothing behind."""
+    """Run the keeper: open layers until the zygote or the host is gone, then clean up."""
 
     def ended(*_: Any) -> None:
         if os.waitid(os.P_PID, zygote, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
@@ -124,7 +123,7 @@ def keep(requests: socket.socket, zygote: int, groups: ControlGroups | None, roo
 
 
 def leave_host(given: dict[str, Any], root: bool) -> int:
-    """Enter namespaces with a root and a network of their own, and become nobody outside. Returns the descriptor for mount points."""
+    """Enter new namespaces with their own root and network, and become nobody. Return a descriptor of the root for making mount points."""
     with k.step("unshare mount, ipc and network namespaces"):
         k.call("unshare", k.CLONE_NEWNS | k.CLONE_NEWNET | k.CLONE_NEWIPC)
     k.mount("none", "/", None, k.MS_REC | k.MS_PRIVATE)
@@ -145,9 +144,9 @@ def leave_host(given: dict[str, Any], root: bool) -> int:
 
 
 def lower_priority(gives_way: bool) -> bool:
-    """Put all boxes into one session and so into one autogroup, with about a tenth of the usual weight if they give way.
+    """Put all boxes into one session, and so into one scheduler autogroup, with about a tenth of the usual weight if `gives_way`.
 
-    False if that is wanted and there are no autogroups.
+    Return False if `gives_way` and the kernel has no autogroups.
     """
     os.setsid()
     if not gives_way:
@@ -162,7 +161,7 @@ def lower_priority(gives_way: bool) -> bool:
 
 
 def forget_arguments() -> None:
-    """Overwrite the command line in memory with "init", here and in all boxes, because it names paths of the host."""
+    """Overwrite the command line in memory with "init", here and in all boxes, because it contains paths of the host."""
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
     start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end; the state is the first field after the name
@@ -170,26 +169,28 @@ def forget_arguments() -> None:
     ctypes.memmove(start, b"init", min(4, end - start - 1))
 
 
-def find_out(settings: BoxSettings, given: dict[str, Any], grouped: bool, groups: ControlGroups | None) -> list[str]:
-    """Set what this kernel offers, and return what it does not."""
+def detect_features(
+    settings: BoxSettings, given: dict[str, Any], grouped: bool, groups: ControlGroups | None
+) -> list[str]:
+    """Set the features that this kernel offers in `settings`, and return messages about those that it lacks."""
     missing: list[str] = []
     settings.landlock = max(0, k.libc.syscall(SYS_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1))
     settings.time_namespace = int(os.path.exists("/proc/self/timens_offsets"))
     settings.cgroup_namespace = int(os.path.exists("/proc/self/ns/cgroup"))
     if settings.landlock == 0:
-        missing.append("no Landlock (Linux 5.13): mounts alone keep programs from the file system")
+        missing.append("no Landlock (Linux 5.13): mounts alone protect the file system")
     elif settings.landlock < 6:
         missing.append("Landlock without scopes (Linux 6.12): every sandbox gets a network namespace of its own")
     if not settings.time_namespace:
         missing.append("no time namespaces (Linux 5.6): programs see how long the host has been up")
     if groups is None or groups.memory is None:
         missing.append(
-            "no memory cgroup that can be written: a watch, not the kernel, keeps the memory limit, which a burst may pass"
+            "no writable memory cgroup: a poller, not the kernel, enforces the memory limit, which a burst may exceed"
         )
     if given["gives_way"] and (groups is None or not groups.shares):
-        tail = "" if grouped else ", nor automatic groups"
+        tail = "" if grouped else ", nor scheduler autogroups"
         missing.append(
-            f"no processor cgroup that can be written{tail}: programs that start sessions of their own take a full share"
+            f"no writable processor cgroup{tail}: programs that start their own sessions get a full share of the processor"
         )
     return missing
 
@@ -197,14 +198,14 @@ def find_out(settings: BoxSettings, given: dict[str, Any], grouped: bool, groups
 def start_zygote(
     control: socket.socket, given: dict[str, Any], groups: ControlGroups | None, root: bool, proc: int
 ) -> None:
-    """Become the zygote, say hello, serve."""
+    """Become the zygote, report the kernel's features to the host, and serve."""
     settings = BoxSettings(proc=proc, memory=-1)
-    library = ctypes.PyDLL(given["library"])  # keeps the GIL, which a body needs when it returns from `serve`
+    library = ctypes.PyDLL(given["library"])  # keeps the GIL, which a child needs when it returns from `serve`
     code = ctypes.create_string_buffer(bytes.fromhex(given["filter"]))
     settings.filter, settings.filter_instructions = ctypes.addressof(code), (len(code) - 1) // 8
     grouped = lower_priority(given["gives_way"])
     forget_arguments()
-    missing = find_out(settings, given, grouped, groups)
+    missing = detect_features(settings, given, grouped, groups)
     if groups is not None and groups.memory is not None:
         settings.memory, settings.memory_version = os.open(groups.memory, os.O_PATH | os.O_DIRECTORY), groups.version
     settings.root = leave_host(given, root)
@@ -228,11 +229,11 @@ def start_zygote(
     serve_and_attach(control, library, settings.root)
 
 
-# ---------------------------------------------------------------- what a child of the compiled loop does in Python
+# ---------------------------------------------------------------- children of the native loop that continue in Python
 
 
 def interpret(path: str) -> int:
-    """Run a Python file as ``__main__`` in this interpreter, which is warm: several times faster than starting another."""
+    """Run a Python file as ``__main__`` in this warm interpreter, several times faster than a new one. Return the exit code."""
     sys.argv = [path]
     try:
         with open(path, "rb") as file:
@@ -250,8 +251,8 @@ def interpret(path: str) -> int:
     return status & 255
 
 
-def texts(library: Any, name: str) -> list[str]:
-    """An array of C strings that ends in NULL."""
+def c_strings(library: Any, name: str) -> list[str]:
+    """Return the library's NULL-terminated array of C strings `name`."""
     array = ctypes.POINTER(ctypes.c_char_p).in_dll(library, name)
     found: list[str] = []
     while (text := array[len(found)]) is not None:
@@ -259,20 +260,20 @@ def texts(library: Any, name: str) -> list[str]:
     return found
 
 
-def go_on(what: int, library: Any) -> NoReturn:
-    """Run a body if `what` is 1, else compare the workspace, for the rest of the child's life."""
+def continue_child(body: int, library: Any) -> NoReturn:
+    """Run the requested Python program if `body` is 1, else compute the workspace's diff; then exit."""
     status = 126
     try:
-        if what == 1:
+        if body == 1:
             for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(number, signal.SIG_DFL)
             os.environ.clear()
-            for text in texts(library, "body_environment"):
+            for text in c_strings(library, "body_environment"):
                 name, _, value = text.partition("=")
                 os.environ[name] = value
             for name in ("kernel", "groups", "root", "view", "compare"):
                 sys.modules.pop(name, None)
-            status = interpret(texts(library, "body_arguments")[0])
+            status = interpret(c_strings(library, "body_arguments")[0])
         else:
             count = ctypes.c_int.in_dll(library, "body_count").value
             fds = list((ctypes.c_int * 250).in_dll(library, "body_fds"))[:count]
@@ -282,23 +283,23 @@ def go_on(what: int, library: Any) -> NoReturn:
         os._exit(status)
 
 
-# ---------------------------------------------------------------- the start
+# ---------------------------------------------------------------- start-up
 
 
 def serve_and_attach(control: socket.socket, library: Any, writable: int) -> None:
-    """Run the compiled loop. It returns at the end, for a layer to attach, and in a child that continues in Python."""
+    """Run the native loop. It returns at the end, when a layer must be attached, and in a child that continues in Python."""
     gc.collect()
     gc.freeze()
     layer = 0
     while True:
         python = ctypes.pythonapi
         python.PyOS_BeforeFork()
-        what = library.serve(control.fileno())
-        if what in (1, 2):
+        body = library.serve(control.fileno())
+        if body in (1, 2):
             python.PyOS_AfterFork_Child()
-            go_on(what, library)
+            continue_child(body, library)
         python.PyOS_AfterFork_Parent()
-        if what == 0:
+        if body == 0:
             os._exit(0)
         tree = ctypes.c_int.in_dll(library, "layer").value
         os.mkdir(f"tmp/layers/{layer}", 0o755, dir_fd=writable)
@@ -309,13 +310,16 @@ def serve_and_attach(control: socket.socket, library: Any, writable: int) -> Non
 
 
 def main() -> None:
-    """Start the keeper and its zygote; the zygote says hello, or which step the kernel refused."""
+    """Start the keeper and its zygote. The zygote reports the kernel's features, or the step that the kernel refused."""
     control, requests = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     with open(int(sys.argv[3])) as file:
         given = json.load(file)
     for end in (control, requests):
         end.set_inheritable(False)
-    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's are for the caller, who then closes the sockets
+    for number in (
+        signal.SIGINT,
+        signal.SIGHUP,
+    ):  # the terminal sends them to the caller too, which then closes the sockets
         signal.signal(number, signal.SIG_IGN)
     root, uid, gid = os.geteuid() == 0, os.getuid(), os.getgid()
     groups: ControlGroups | None = None
@@ -337,7 +341,7 @@ def main() -> None:
         if zygote == 0:
             requests.close()
             if groups is not None:
-                groups.let_go()
+                groups.release_locks()
             start_zygote(control, given, groups, root, proc)
     except k.StepError as error:
         control.send(json.dumps(error.report).encode())

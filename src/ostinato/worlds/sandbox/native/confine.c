@@ -1,4 +1,4 @@
-/* Drops a program's privileges before it starts. All of this is state of the task, so that a vfork child can do it before exec. */
+/* Drops a program's privileges before it starts. All of this is per-task state, so that a vfork child can set it before exec. */
 #include "sandbox.h"
 
 struct capabilities_header { uint32_t version; int pid; };
@@ -16,7 +16,7 @@ static int rule(int ruleset, const char *path, uint64_t rights) {
     return wrong;
 }
 
-/* Landlock rules: read everywhere, write in the box's own places, no outside abstract sockets. They add to the mounts, not replace them. */
+/* Build the Landlock rules: read everywhere, write in the box's own directories, no outside abstract sockets. They back up the mounts. */
 int build_ruleset(void) {
     box.ruleset = -1;
     if (!settings.landlock) return 0;
@@ -45,7 +45,7 @@ static int set_limit(int which, uint64_t value) {
     return setrlimit(which, &both);
 }
 
-/* Set the limits of each process. `seconds` limits the processor time; 0 means no limit. */
+/* Set the per-process limits. `seconds` limits the processor time; 0 means no limit. */
 int limit(uint64_t seconds) {
     const struct start *start = &box.start;
     int wrong = set_limit(RLIMIT_NPROC, start->processes) | set_limit(RLIMIT_NOFILE, start->open_files) | set_limit(RLIMIT_CORE, 0);
@@ -59,7 +59,7 @@ int limit(uint64_t seconds) {
 int confine(void) {
     struct { unsigned short length; const void *code; } program = {(unsigned short)settings.filter_instructions, settings.filter};
     int fd = openat(settings.proc, "self/oom_score_adj", O_WRONLY | O_CLOEXEC);
-    if (fd >= 0) { /* short of memory, the kernel is to kill a program first */
+    if (fd >= 0) { /* the OOM killer must prefer programs */
         if (write(fd, "1000", 4) < 0) return -1;
         close(fd);
     }

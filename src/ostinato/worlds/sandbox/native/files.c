@@ -1,4 +1,4 @@
-/* Single files of the workspace, for pid 1: no link and no ".." leads out of it. */
+/* Access to single files of the workspace, for pid 1: no link and no ".." leads out of it. */
 #include "sandbox.h"
 
 #define BENEATH 0x08
@@ -27,7 +27,7 @@ static int open_parent(char *path, const char **name) {
     *name = path;
     for (char *slash; directory >= 0 && (slash = strchr(*name, '/')); *name = slash + 1) {
         *slash = 0;
-        int next = open_beneath(path, O_PATH | O_DIRECTORY, 0); /* from the top, so that a link may lead up and still stay inside */
+        int next = open_beneath(path, O_PATH | O_DIRECTORY, 0); /* from the top: a link may lead up and still stay inside */
         if (next < 0 && errno == ENOENT && !mkdirat(directory, *name, 0755)) next = open_beneath(path, O_PATH | O_DIRECTORY, 0);
         int error = errno;
         close(directory);
@@ -47,7 +47,7 @@ static int copy(int from, int to) {
     return 0;
 }
 
-/* Replace a file atomically: written beside it, then renamed over it, so that nobody sees half of it. */
+/* Replace a file atomically, by a temporary file and a rename. */
 int replace_beneath(const char *given, int from) {
     char path[4096], temporary[64];
     const char *name;

@@ -1,10 +1,10 @@
-/* Forks: turns what a box wrote into a layer that no longer changes, and makes mounts that other boxes can attach. */
+/* Forks of boxes: turns a box's writable layer into a read-only one, and makes detached mounts that other boxes can attach. */
 #include "sandbox.h"
 
-/* The upper directory becomes the topmost lower one; a new upper takes its place. EBUSY while a program's cwd is in the workspace. */
+/* Make the overlay's upper directory its topmost lower one, below a new upper. EBUSY while a program's cwd is in the workspace. */
 int freeze(void) {
-    static char names[MOST_NAMES][8];
-    if (box.start.lowers + 1 >= MOST_NAMES) return errno = E2BIG, -1;
+    static char names[MAX_NAMES][8];
+    if (box.start.lowers + 1 >= MAX_NAMES) return errno = E2BIG, -1;
     if (fchdir(box.stage)) return -1;
     if (umount2(box.workdir, UMOUNT_NOFOLLOW)) {
         int error = errno;
@@ -18,13 +18,13 @@ int freeze(void) {
     box.lowers[0] = name;
     box.start.lowers++;
     box.frozen++;
-    box.kept++; /* the number of lowers that are newer than the box's start */
+    box.kept++; /* the number of lower directories added since the box's start */
     if (mount_overlay() || chdir(box.workdir)) return -1;
     if (box.ruleset >= 0) close(box.ruleset);
     return build_ruleset(); /* the rules refer to directories by inode, and the workspace's has changed */
 }
 
-/* Open `count` unattached copies of a mount of the stage, as descriptors. */
+/* Open `count` detached copies of a mount of the stage, as descriptors. */
 int clones(const char *name, uint32_t count, int *fds) {
     for (uint32_t i = 0; i < count; i++) {
         fds[i] = (int)syscall(NR_open_tree, box.stage, name, 1 | O_CLOEXEC | (*name ? 0 : AT_EMPTY_PATH));

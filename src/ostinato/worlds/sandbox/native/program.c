@@ -1,13 +1,13 @@
-/* The programs of a box: how pid 1 starts them, watches their deadlines and memory, and reaps them. */
+/* The programs of a box: how pid 1 starts them, enforces their deadlines and memory limit, and reaps them. */
 #include "sandbox.h"
 
-SEEN char **body_arguments, **body_environment; /* for zygote.py, in a body */
-SEEN int body_fds[MOST_FDS], body_count;
+EXPORTED char **body_arguments, **body_environment; /* for zygote.py, in a child that continues in Python */
+EXPORTED int body_fds[MAX_FDS], body_count;
 
 #define COMPARING 256
 
-static struct { pid_t pid; uint32_t id, flags, reason; uint64_t begun, allowed, deadline, kills; } running[MOST_RUNNING];
-static int alone = 1; /* nothing was started that could still run in the background */
+static struct { pid_t pid; uint32_t id, flags, reason; uint64_t begun, allowed, deadline, kills; } running[MAX_RUNNING];
+static int alone = 1; /* no program was started yet, so none can run in the background */
 
 uint64_t now(void) {
     struct timespec at;
@@ -15,8 +15,8 @@ uint64_t now(void) {
     return (uint64_t)at.tv_sec * 1000000000 + (uint64_t)at.tv_nsec;
 }
 
-/* Split `count` texts from `at` on, each ended by \0, into an array that ends in NULL. Returns where the next text begins. */
-static char *take(char *at, const char *end, uint32_t count, char **texts) {
+/* Store pointers to `count` \0-terminated texts from `at` on in a NULL-terminated array. Returns the start of the next text. */
+static char *split_texts(char *at, const char *end, uint32_t count, char **texts) {
     uint32_t i = 0;
     for (; i < count && at < end; i++) texts[i] = at, at += strlen(at) + 1;
     texts[i] = NULL;
@@ -30,7 +30,7 @@ static void complain(const char *name, int error) {
     _exit(error == ENOENT || error == ENOTDIR ? 127 : error == EACCES || error == ENOEXEC ? 126 : 127);
 }
 
-/* Execute a program, found as a shell finds it. */
+/* Execute a program, searched on the PATH as a shell does. */
 static void execute(char **arguments, char **environment) {
     const char *path = "/usr/bin:/bin";
     char place[4096];
@@ -51,7 +51,7 @@ static void execute(char **arguments, char **environment) {
     complain(arguments[0], error);
 }
 
-/* In the new process: set up descriptors 0, 1, 2, then drop everything that `confine` drops. */
+/* In the new process: set up descriptors 0, 1 and 2, signals and limits, then drop privileges (`confine`). */
 static void become_program(const int *fds, uint32_t flags, const char *directory, uint64_t milliseconds) {
     sigset_t none;
     int in = flags & WITH_STDIN ? fds[2] : open("/dev/null", O_RDONLY);
@@ -76,8 +76,8 @@ static pid_t start_program(const struct request *request, char *text, const char
     uint32_t arguments = request->count & 0xffff, variables = request->count >> 16;
     if (arguments == 0 || arguments + variables + 2 >= 8192) return errno = E2BIG, -1;
     const char *directory = text;
-    text = take(text + strlen(text) + 1, end, arguments, texts);
-    take(text, end, variables, texts + arguments + 1);
+    text = split_texts(text + strlen(text) + 1, end, arguments, texts);
+    split_texts(text, end, variables, texts + arguments + 1);
     if (request->flags & BODY) {
         pid_t pid = fork();
         if (pid) return pid;
@@ -98,7 +98,7 @@ static pid_t start_program(const struct request *request, char *text, const char
     return pid;
 }
 
-/* Fork a process that continues in zygote.py, unconfined, and writes the changes since the start into the given file. */
+/* Fork an unconfined process that continues in zygote.py and writes the box's diff into the given file. */
 static pid_t start_comparison(const int *fds) {
     pid_t pid = fork();
     if (pid) return pid;
@@ -115,17 +115,17 @@ static pid_t start_comparison(const int *fds) {
 
 int run_request(const struct request *request, char *text, const char *end, int *fds, int count) {
     int slot = 0, comparing = request->operation == DIFF;
-    while (slot < MOST_RUNNING && running[slot].pid) slot++;
+    while (slot < MAX_RUNNING && running[slot].pid) slot++;
     errno = EAGAIN;
     pid_t pid = -1;
-    if (slot < MOST_RUNNING && count >= (comparing ? 1 : request->flags & WITH_STDIN ? 3 : 2)) {
+    if (slot < MAX_RUNNING && count >= (comparing ? 1 : request->flags & WITH_STDIN ? 3 : 2)) {
         running[slot].begun = now();
         running[slot].kills = memory_kills();
         pid = comparing ? start_comparison(fds) : start_program(request, text, end, fds);
     }
     if (pid == 0) return body;
     if (pid < 0) {
-        say(REFUSED, request->id, errno, 0, 0, "start the program", NULL, 0);
+        reply(REFUSED, request->id, errno, 0, 0, "start the program", NULL, 0);
         return 0;
     }
     running[slot].pid = pid;
@@ -137,7 +137,7 @@ int run_request(const struct request *request, char *text, const char *end, int 
     return 0;
 }
 
-/* End every process but this one and wait until each is gone. */
+/* Kill every process but this one and wait until each is gone. */
 void end_all(void) {
     do kill(-1, SIGKILL);
     while (waitpid(-1, NULL, 0) > 0 || errno == EINTR);
@@ -146,14 +146,14 @@ void end_all(void) {
 void reap_box(void) {
     int status;
     for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;)
-        for (int i = 0; i < MOST_RUNNING; i++)
+        for (int i = 0; i < MAX_RUNNING; i++)
             if (running[i].pid == pid) {
                 int code = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
                 uint64_t taken = now() - running[i].begun;
                 running[i].pid = 0;
                 if (running[i].reason == ENDED && code && memory_kills() > running[i].kills) running[i].reason = MEMORY;
                 if (running[i].flags & LAST) end_all();
-                say(running[i].flags & COMPARING ? DIFF : EXEC, running[i].id, code, running[i].reason, taken, NULL, NULL, 0);
+                reply(running[i].flags & COMPARING ? DIFF : EXEC, running[i].id, code, running[i].reason, taken, NULL, NULL, 0);
                 if (running[i].flags & LAST) _exit(0);
             }
 }
@@ -164,35 +164,36 @@ static void finish(int i, uint32_t reason) {
     if (running[i].flags & LAST) kill(-1, SIGKILL);
     else if (running[i].flags & COMPARING) kill(running[i].pid, SIGKILL);
     else kill_tree(running[i].pid);
-    running[i].deadline = now() + 50000000; /* look again: it may have been spared while others were halted */
+    running[i].deadline = now() + 50000000; /* check again: it may have escaped while others were stopped */
 }
 
 void end_by_id(uint32_t id) {
-    for (int i = 0; i < MOST_RUNNING; i++)
+    for (int i = 0; i < MAX_RUNNING; i++)
         if (running[i].pid && running[i].id == id) finish(i, KILLED);
 }
 
-/* Give a program the time again in which its neighbours kept it from running, as long as it has not used its time for itself. It can hide
-   what it used (children that nobody waits for), so no more is given in all than its deadline once more. */
-static int postponed(int i) {
-    uint64_t used, kept, allowed = running[i].allowed, most = (LONGEST - 1) * allowed;
-    if (running[i].reason != ENDED || running[i].flags & COMPARING || spent(running[i].pid, &used, &kept) || used >= allowed) return 0;
-    uint64_t time = now(), later = running[i].begun + allowed + (kept < most ? kept : most);
+/* Extend a program's deadline by the time that it waited for the processor because of other programs, unless it has used its timeout as
+   processor time. It can hide processor time (children that nobody waits for), so the total is capped at MAX_DEADLINE_FACTOR. */
+static int extend_deadline(int i) {
+    uint64_t used, delayed, allowed = running[i].allowed, most = (MAX_DEADLINE_FACTOR - 1) * allowed;
+    if (running[i].reason != ENDED || running[i].flags & COMPARING || measure_time(running[i].pid, &used, &delayed) || used >= allowed)
+        return 0;
+    uint64_t time = now(), later = running[i].begun + allowed + (delayed < most ? delayed : most);
     if (later <= time) return 0;
-    running[i].deadline = later < time + allowed - used ? later : time + allowed - used; /* by then it may have used it up: look again */
+    running[i].deadline = later < time + allowed - used ? later : time + allowed - used; /* check again once it may have used up its time */
     return 1;
 }
 
-/* Enforce deadlines, and the memory limit where no cgroup does. Returns how long to sleep, in milliseconds. */
+/* Enforce deadlines, and the memory limit if no cgroup does. Returns the time to the next check in milliseconds, or -1 for no limit. */
 int watch(void) {
     uint64_t time = now(), next = UINT64_MAX;
     int watching = settings.memory < 0, busy = 0;
-    for (int i = 0; i < MOST_RUNNING; i++) busy += running[i].pid > 0;
-    if (watching && (busy || !alone)) keep_memory();
+    for (int i = 0; i < MAX_RUNNING; i++) busy += running[i].pid > 0;
+    if (watching && (busy || !alone)) enforce_memory();
     if (busy) alone = 0;
-    for (int i = 0; i < MOST_RUNNING; i++) {
+    for (int i = 0; i < MAX_RUNNING; i++) {
         if (!running[i].pid) continue;
-        if (running[i].deadline <= time && !postponed(i)) finish(i, TIMEOUT);
+        if (running[i].deadline <= time && !extend_deadline(i)) finish(i, TIMEOUT);
         if (running[i].deadline < next) next = running[i].deadline;
     }
     int sleep = next == UINT64_MAX ? -1 : next <= time ? 0 : (int)((next - time) / 1000000 + 1);

@@ -1,4 +1,4 @@
-/* What the launcher's parts share: the messages on the wire and the steps of a box's life. Little-endian hosts only, as in protocol.py. */
+/* Shared declarations of the launcher: the wire protocol and the functions of each file. Little-endian hosts only, as in protocol.py. */
 #ifndef OSTINATO_SANDBOX_H
 #define LARGEST_BUFFER "212992" /* of a socket, in bytes: the kernel's default */
 #define OSTINATO_SANDBOX_H
@@ -25,7 +25,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Numbers that headers before 6.1 may lack; from 424 on they are the same on every architecture. */
+/* System call numbers that headers before 6.1 may lack; from 424 on they are the same on every architecture. */
 #define NR_open_tree 428
 #define NR_move_mount 429
 #define NR_fsopen 430
@@ -42,14 +42,14 @@
 #define CLONE_NEWTIME 0x80
 #endif
 
-#define SEEN __attribute__((visibility("default"))) /* visible to Python; the rest is hidden, since libc has a `step` too */
+#define EXPORTED __attribute__((visibility("default"))) /* exported to Python; other symbols are hidden, since libc has a `step` too */
 
 #define MESSAGE_BYTES (160 << 10)
-#define MOST_FDS 250
-#define MOST_NAMES 1024
-#define MOST_RUNNING 64
-#define MOST_BINDS 16
-#define LONGEST 2 /* deadlines: the longest that a program which is kept from running gets; as in protocol.py */
+#define MAX_FDS 250
+#define MAX_NAMES 1024
+#define MAX_RUNNING 64
+#define MAX_BINDS 16
+#define MAX_DEADLINE_FACTOR 2 /* of a program's timeout: the longest it may take when it waits for the processor; as in protocol.py */
 
 enum operation { EXEC = 1, READ, WRITE, FREEZE, CLONES, DIFF, KILL, STOP, LISTEN, READY = 100, REFUSED };
 enum start_flag { OWN_NET = 1, PROC = 2, OVERLAY = 4, BLOB = 8, LAYER = 32 };
@@ -57,43 +57,43 @@ enum exec_flag { BODY = 1, LAST = 2, WITH_STDIN = 4 };
 enum reason { ENDED = 0, TIMEOUT = 1, MEMORY = 2, KILLED = 3 };
 enum body { NO_BODY = 0, PYTHON_BODY = 1, DIFF_BODY = 2, ATTACH = 3 };
 
-struct start { /* host -> zygote; then workdir, the lower directories from the top, and a layer and a place for each bind, each ended by \0 */
+struct start { /* host -> zygote; followed by \0-terminated texts: workdir, lower directories topmost first, and (layer, target) per bind */
     uint32_t flags, inodes, processes, open_files, lowers, layers, mounts, slot, binds, unused;
     uint64_t disk, memory, address_space;
 };
-struct request { /* host -> pid 1; then text */
+struct request { /* host -> pid 1; followed by text */
     uint32_t operation, id, flags, count;
     uint64_t milliseconds;
 };
-struct answer { /* pid 1 -> host; then text */
+struct answer { /* pid 1 -> host; followed by text */
     uint32_t operation, id;
     int32_t code;
     uint32_t reason;
     uint64_t nanoseconds;
 };
 struct settings { /* set once by the zygote; descriptors are -1 where the host lacks a feature */
-    int proc;             /* the directory /proc of a namespace that sees the box */
-    int memory;           /* a writable memory cgroup, in which each box gets a group */
+    int proc;             /* /proc of a pid namespace that contains the box's processes */
+    int memory;           /* a writable memory cgroup, in which each box gets its own group */
     int memory_version;   /* 1 or 2 */
     int landlock;         /* its ABI; 0: none */
     int time_namespace;
     int cgroup_namespace;
     int filter_instructions;
-    int root;             /* the root's tmpfs, writable, for mount points of workspaces */
+    int root;             /* the root tmpfs, writable, for making mount points */
     const void *filter;
 };
-struct box { /* one box, from the inside */
+struct box { /* the state of one box, in its pid 1 */
     struct start start;
     const char *workdir;
-    const char *lowers[MOST_NAMES];
-    const char *binds[2 * MOST_BINDS]; /* a layer of the host and where it is shown, read-only */
+    const char *lowers[MAX_NAMES];
+    const char *binds[2 * MAX_BINDS]; /* pairs: a directory of the host ("h3") and its read-only mount point */
     int socket, stage, ruleset, memory, memory_events, proc, frozen, kept;
-    char stack[16384]; /* the lower directories as one string, "a:b", for kernels without lowerdir+ */
+    char stack[16384]; /* the lower directories as one option, "a:b", for kernels without lowerdir+ */
 };
 
 extern struct settings settings;
 extern struct box box;
-extern const char *step; /* the current step, to be reported if it fails */
+extern const char *step; /* the current step, reported if it fails */
 
 /* setup.c */
 int set_up(int blob, const int *mounts);
@@ -112,11 +112,11 @@ int open_beneath(const char *path, int flags, int mode);
 int replace_beneath(const char *path, int from);
 /* tree.c */
 void kill_tree(pid_t root);
-int spent(pid_t root, uint64_t *used, uint64_t *kept);
-void keep_memory(void);
+int measure_time(pid_t root, uint64_t *used, uint64_t *delayed);
+void enforce_memory(void);
 uint64_t memory_kills(void);
 /* program.c */
-extern int body_fds[MOST_FDS], body_count, body;
+extern int body_fds[MAX_FDS], body_count, body;
 int run_request(const struct request *request, char *text, const char *end, int *fds, int count);
 void end_all(void);
 void end_by_id(uint32_t id);
@@ -125,6 +125,6 @@ uint64_t now(void);
 int watch(void);
 /* serve.c */
 int serve_box(void);
-void say(uint32_t operation, uint32_t id, int32_t code, uint32_t reason, uint64_t nanoseconds, const char *text, int *fds, int count);
+void reply(uint32_t operation, uint32_t id, int32_t code, uint32_t reason, uint64_t nanoseconds, const char *text, int *fds, int count);
 
 #endif

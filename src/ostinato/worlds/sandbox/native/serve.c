@@ -5,8 +5,8 @@
 
 static char message[MESSAGE_BYTES];
 
-void say(uint32_t operation, uint32_t id, int32_t code, uint32_t reason, uint64_t nanoseconds, const char *text, int *fds, int count) {
-    char space[CMSG_SPACE(sizeof(int) * MOST_FDS)];
+void reply(uint32_t operation, uint32_t id, int32_t code, uint32_t reason, uint64_t nanoseconds, const char *text, int *fds, int count) {
+    char space[CMSG_SPACE(sizeof(int) * MAX_FDS)];
     struct answer answer = {operation, id, code, reason, nanoseconds};
     struct iovec parts[2] = {{&answer, sizeof answer}, {(void *)text, text ? strlen(text) : 0}};
     struct msghdr header = {.msg_iov = parts, .msg_iovlen = 2};
@@ -26,32 +26,32 @@ static void file_request(const struct request *request, const char *path, int *f
     struct stat file;
     if (request->operation == WRITE) {
         int wrong = count == 1 && replace_beneath(path, fds[0]) ? errno : 0;
-        say(WRITE, request->id, wrong, 0, 0, NULL, NULL, 0);
+        reply(WRITE, request->id, wrong, 0, 0, NULL, NULL, 0);
         return;
     }
     int fd = open_beneath(path, O_RDONLY | O_NONBLOCK | O_NOCTTY, 0);
     int wrong = fd < 0 ? errno : fstat(fd, &file) ? errno : S_ISDIR(file.st_mode) ? EISDIR : S_ISREG(file.st_mode) ? 0 : EINVAL;
-    say(READ, request->id, wrong, 0, 0, NULL, &fd, !wrong);
+    reply(READ, request->id, wrong, 0, 0, NULL, &fd, !wrong);
     if (fd >= 0) close(fd);
 }
 
 static void clone_request(const struct request *request, const char *name) {
-    int fds[MOST_FDS], count = request->count > MOST_FDS ? MOST_FDS : (int)request->count;
+    int fds[MAX_FDS], count = request->count > MAX_FDS ? MAX_FDS : (int)request->count;
     int wrong = clones(name, (uint32_t)count, fds) ? errno : 0;
-    say(CLONES, request->id, wrong, 0, 0, NULL, fds, wrong ? 0 : count);
+    reply(CLONES, request->id, wrong, 0, 0, NULL, fds, wrong ? 0 : count);
     for (int i = 0; i < count && !wrong; i++) close(fds[i]);
 }
 
-/* Open a port of the box's loopback, on which the host listens. */
+/* Listen on a port of the box's loopback and pass the listening socket to the host. */
 static void listen_request(const struct request *request) {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)request->count), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     int wrong = fd < 0 || bind(fd, (struct sockaddr *)&at, sizeof at) || listen(fd, 64) ? errno : 0;
-    say(LISTEN, request->id, wrong, 0, 0, NULL, &fd, !wrong);
+    reply(LISTEN, request->id, wrong, 0, 0, NULL, &fd, !wrong);
     if (fd >= 0) close(fd);
 }
 
-/* Handle one request. Returns 0, or in a body what zygote.py is to do. */
+/* Handle one request. Returns 0, or in a child that continues in Python the `enum body`. */
 static int answer(struct request *request, char *text, const char *end, int *fds, int count) {
     switch (request->operation) {
     case EXEC:
@@ -62,7 +62,7 @@ static int answer(struct request *request, char *text, const char *end, int *fds
         file_request(request, text, fds, count);
         return 0;
     case FREEZE:
-        say(FREEZE, request->id, freeze() ? errno : 0, 0, 0, NULL, NULL, 0);
+        reply(FREEZE, request->id, freeze() ? errno : 0, 0, 0, NULL, NULL, 0);
         return 0;
     case CLONES:
         clone_request(request, text);
@@ -75,15 +75,15 @@ static int answer(struct request *request, char *text, const char *end, int *fds
         return 0;
     default: /* STOP */
         end_all();
-        say(STOP, request->id, 0, 0, 0, NULL, NULL, 0);
+        reply(STOP, request->id, 0, 0, 0, NULL, NULL, 0);
         _exit(0);
     }
 }
 
 /* Report that the box is ready, with a pidfd of this process. */
-static void say_ready(void) {
+static void reply_ready(void) {
     int fd = (int)syscall(NR_pidfd_open, getpid(), 0);
-    say(READY, 0, 0, 0, 0, NULL, &fd, fd >= 0);
+    reply(READY, 0, 0, 0, 0, NULL, &fd, fd >= 0);
     if (fd >= 0) close(fd);
 }
 
@@ -94,7 +94,7 @@ static int take_message(void) {
     struct msghdr header = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof space};
     ssize_t size = recvmsg(box.socket, &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     if (size < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
-    if (size < (ssize_t)sizeof(struct request)) { /* the host is gone */
+    if (size < (ssize_t)sizeof(struct request)) { /* the host disconnected */
         end_all();
         _exit(0);
     }
@@ -115,7 +115,7 @@ int serve_box(void) {
     sigemptyset(&children);
     sigaddset(&children, SIGCHLD);
     struct pollfd waiting[2] = {{box.socket, POLLIN, 0}, {signalfd(-1, &children, SFD_NONBLOCK | SFD_CLOEXEC), POLLIN, 0}};
-    if (box.start.flags & OVERLAY) say_ready();
+    if (box.start.flags & OVERLAY) reply_ready();
     for (;;) {
         struct signalfd_siginfo heard;
         int sleep = watch();

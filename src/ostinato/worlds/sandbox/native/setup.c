@@ -1,4 +1,4 @@
-/* Sets up a fresh box: its user, its limits, its mounts. Runs once in pid 1, which keeps its capabilities in its own user namespace. */
+/* Sets up a new box: its user, limits and mounts. Runs once in pid 1, which keeps its capabilities in its own user namespace. */
 #include "sandbox.h"
 #include <net/if.h>
 #include <netinet/in.h>
@@ -16,7 +16,7 @@ static int write_at(int directory, const char *path, const char *text) {
     return written < 0 ? -1 : 0;
 }
 
-/* Map uid 1000 to uid 1000 of the zygote's namespace. No further user namespace can be made in this one. */
+/* Map uid 1000 to uid 1000 of the zygote's namespace, and forbid further user namespaces. */
 static int map_user(void) {
     DO("deny setgroups", write_at(settings.proc, "self/setgroups", "deny"));
     DO("map the user", write_at(settings.proc, "self/uid_map", "1000 1000 1"));
@@ -25,7 +25,7 @@ static int map_user(void) {
     return 0;
 }
 
-/* Join this slot's memory group, empty since its last box ended, and set the limit. */
+/* Join this slot's memory group, which is empty since the slot's last box ended, and set the limit. */
 static int join_memory(void) {
     char name[32], text[32];
     if (settings.memory < 0) return 0;
@@ -35,8 +35,8 @@ static int join_memory(void) {
     if (group < 0) return -1;
     snprintf(text, sizeof text, "%llu", (unsigned long long)box.start.memory);
     int one = settings.memory_version == 1;
-    /* Swap is not memory that a box may use besides. These files are missing where the kernel does not count swap. */
-    if (one) write_at(group, "memory.memsw.limit_in_bytes", "-1"); /* it may not be below the next, which may be above the last box's */
+    /* Swap counts against the limit. These files are missing if the kernel does not count swap. */
+    if (one) write_at(group, "memory.memsw.limit_in_bytes", "-1"); /* lifted first: it may not be below the new memory limit */
     int wrong = write_at(group, one ? "memory.limit_in_bytes" : "memory.max", text);
     if (!wrong) write_at(group, one ? "memory.memsw.limit_in_bytes" : "memory.swap.max", one ? text : "0");
     if (!wrong) wrong = write_at(group, "cgroup.procs", "0");
@@ -45,7 +45,7 @@ static int join_memory(void) {
     return wrong;
 }
 
-/* Give the box a clock, a cgroup tree and a host name of its own. */
+/* Give the box its own clock, cgroup tree and host name. */
 static int hide_host(void) {
     if (settings.time_namespace) {
         struct timespec up;
@@ -70,7 +70,7 @@ static int raise_loopback(void) {
     return wrong;
 }
 
-/* TCP's buffers grow by themselves, to 32 MB and more, which no filter sees: in the box no further than other sockets'. */
+/* Bound TCP buffers like other sockets' buffers. TCP grows its buffers by itself, to 32 MB and more, and no filter sees that. */
 static int bound_tcp(void) {
     int wrong = write_at(settings.proc, "sys/net/ipv4/tcp_rmem", "4096 131072 " LARGEST_BUFFER);
     if (!wrong) wrong = write_at(settings.proc, "sys/net/ipv4/tcp_wmem", "4096 16384 " LARGEST_BUFFER);
@@ -79,7 +79,7 @@ static int bound_tcp(void) {
 
 int attach(int tree, const char *target) { return (int)syscall(NR_move_mount, tree, "", AT_FDCWD, target, 4 /* from: the descriptor itself */); }
 
-/* Show directories of the host, read-only, in their places. Must run before the stage covers /tmp, where they come from. */
+/* Mount directories of the host, read-only. Must run before the stage is mounted over /tmp, which contains their sources. */
 static int show_binds(void) {
     char name[32];
     for (uint32_t i = 0; i < box.start.binds; i++) {
@@ -92,11 +92,11 @@ static int show_binds(void) {
     return 0;
 }
 
-/* Build the stage, which holds everything writable: t /tmp, s /dev/shm, f files, u upper, w overlay's own, h host's layers. */
+/* Build the stage, the tmpfs with everything writable: t /tmp, s /dev/shm, f files, u upper, w overlay's workdir, h3 layers of the host. */
 static int build_stage(const int *mounts) {
     char data[64], name[32];
-    int trees[MOST_FDS], layers = (int)box.start.layers;
-    for (int i = 0; i < layers && i < MOST_FDS; i++) { /* before the stage covers /tmp, where they come from */
+    int trees[MAX_FDS], layers = (int)box.start.layers;
+    for (int i = 0; i < layers && i < MAX_FDS; i++) { /* before the stage is mounted over /tmp, which contains their sources */
         snprintf(name, sizeof name, "/tmp/layers/%s", box.lowers[box.start.lowers - (uint32_t)layers + (uint32_t)i] + 1);
         DO("open a layer", trees[i] = (int)syscall(NR_open_tree, AT_FDCWD, name, 1 | O_CLOEXEC | 0x8000 /* recursive */));
     }
@@ -109,19 +109,19 @@ static int build_stage(const int *mounts) {
     DO("make the stage", mkdir("s", 0777) | mkdir("f", 0755) | mkdir("u", 0755) | mkdir("w", 0755));
     for (int i = 0; i < layers; i++) {
         const char *target = box.lowers[box.start.lowers - (uint32_t)layers + (uint32_t)i];
-        DO("make a layer's place", mkdir(target, 0755));
+        DO("make a layer's mount point", mkdir(target, 0755));
         DO("attach a layer", attach(trees[i], target));
         close(trees[i]);
     }
     for (uint32_t i = 0; i < box.start.mounts; i++) {
         snprintf(name, sizeof name, "a%u", i);
-        DO("make an ancestor's place", mkdir(name, 0755));
+        DO("make an ancestor's mount point", mkdir(name, 0755));
         DO("attach an ancestor", attach(mounts[i], name));
     }
     return 0;
 }
 
-/* Write the files of one blob: {u32 name bytes, u32 mode, u64 size, name, \0, data} each. */
+/* Unpack the files of one blob: {u32 name bytes, u32 mode, u64 size, name, \0, data} each. */
 static int write_files(int blob, const char *below) {
     off_t size = lseek(blob, 0, SEEK_END), at = 0;
     int directory = open(below, O_PATH | O_DIRECTORY | O_CLOEXEC);
@@ -151,7 +151,7 @@ static int write_files(int blob, const char *below) {
     return close(directory);
 }
 
-/* lowerdir+ takes one directory at a time, hundreds in all; before Linux 6.7 all must fit into one page of options. */
+/* Create an overlay mount. lowerdir+ takes directories one by one, hundreds in all; before Linux 6.7 all must fit into one option page. */
 static int overlay(int with_upper, const char *const *lowers, uint32_t count) {
     int context = (int)syscall(NR_fsopen, "overlay", 1);
     if (context < 0) return -1;
@@ -182,7 +182,7 @@ int mount_overlay(void) {
     return close(tree);
 }
 
-/* What the box started from, as one read-only directory: a single lower needs no overlay. */
+/* Open the box's original files as one read-only directory. A single lower directory needs no overlay. */
 int open_base(void) {
     const char *const *lowers = box.lowers + box.kept;
     uint32_t count = box.start.lowers - (uint32_t)box.kept;

@@ -1,15 +1,15 @@
-/* Lists the box's processes, limits their memory, and ends a program together with all that it started. */
+/* Lists the box's processes, measures and limits their resources, and kills a program with all its descendants. */
 #include "sandbox.h"
 
-#define MOST_PROCESSES 4096
-#define SHARING 64 /* processes of which it is found out what they share */
-#define SOCKET_BYTES (2 * 212992) /* both of a socket's buffers at LARGEST_BUFFER, which the filter lets nobody raise */
+#define MAX_PROCESSES 4096
+#define SHARING 64 /* most processes for which shared memory is divided */
+#define SOCKET_BYTES (2 * 212992) /* both buffers of a socket at LARGEST_BUFFER, which the filter lets nobody raise */
 #define PIPE_BYTES 65536
-#define MOST_QUEUES (1 << 16) /* sockets and pipes that are told apart; a power of two */
+#define MAX_QUEUES (1 << 16) /* size of the hash set of sockets and pipes; a power of two */
 
-static struct { pid_t pid, parent; int marked; } known[MOST_PROCESSES];
+static struct { pid_t pid, parent; int marked; } known[MAX_PROCESSES];
 
-/* A /proc that shows every process and that no program sees. Made at first use; -2 if the kernel refuses it. */
+/* Return a /proc that shows every process and that no program sees. Mounted at first use; -2 if the kernel refuses it. */
 static int own_proc(void) {
     if (box.proc != -1) return box.proc;
     int context = (int)syscall(NR_fsopen, "proc", 1);
@@ -37,7 +37,7 @@ static ssize_t read_small(int pid, const char *file, char *text, size_t size) {
 
 struct entry { uint64_t inode; int64_t offset; unsigned short length; unsigned char type; char name[]; };
 
-/* List the box's pids, except pid 1. Returns how many, or -1 without a /proc. */
+/* List the box's pids, except pid 1. Returns their number, or -1 without a /proc. */
 static int list(pid_t *pids, int most) {
     char space[8192];
     int count = 0;
@@ -54,10 +54,10 @@ static int list(pid_t *pids, int most) {
     return count;
 }
 
-/* Mark `root` and its live descendants. Returns how many, or -1 without a /proc; `*others` counts the other live processes. */
+/* Mark `root` and its live descendants. Returns their number, or -1 without a /proc; `*others` counts the other live processes. */
 static int mark(pid_t root, int *others) {
-    static pid_t pids[MOST_PROCESSES];
-    int count = list(pids, MOST_PROCESSES), kept = 0, found = 0;
+    static pid_t pids[MAX_PROCESSES];
+    int count = list(pids, MAX_PROCESSES), kept = 0, found = 0;
     for (int i = 0; i < count; i++) {
         char text[512], *after;
         if (read_small(pids[i], "stat", text, sizeof text) <= 0 || !(after = strrchr(text, ')')) || after[2] == 'Z') continue;
@@ -76,8 +76,9 @@ static int mark(pid_t root, int *others) {
     return count < 0 ? -1 : found;
 }
 
-/* End a program and its descendants. It adopts its orphans (it is a subreaper and cannot stop being one), so that no descendant escapes.
-   kill(-1) reaches every process of the namespace at once, so no fork slips through. To spare others, all are halted while we choose. */
+/* Kill a program and its descendants. The program adopts its orphans (it is a subreaper and cannot stop being one), so that no descendant
+   escapes. kill(-1) reaches every process of the namespace at once, so no fork slips through. To spare others, all are stopped while the
+   descendants are selected. */
 void kill_tree(pid_t root) {
     struct timespec moment = {0, 1000000};
     int others = 0;
@@ -95,13 +96,13 @@ void kill_tree(pid_t root) {
     kill(-1, SIGCONT);
 }
 
-/* Nanoseconds of processor time that a program, its live descendants and the children they waited for have used, and how long others
-   `kept` one of them from running. What a process waited while the rest of its own program ran is not others' doing: no program waits
-   longer for itself than it runs. Returns 0, or -1 where the kernel does not tell. */
-int spent(pid_t root, uint64_t *used, uint64_t *kept) {
+/* Measure a program in nanoseconds: the processor time `used` by it, its live descendants and the children they waited for; and how long
+   other programs `delayed` one of them. Time that a process waited for its own program's other processes does not count: it cannot exceed
+   the time that these used. Returns 0, or -1 if the kernel has no scheduler statistics. */
+int measure_time(pid_t root, uint64_t *used, uint64_t *delayed) {
     int others, told = -1, found = mark(root, &others);
     uint64_t tick = 1000000000 / (uint64_t)sysconf(_SC_CLK_TCK), most = 0;
-    *used = *kept = 0;
+    *used = *delayed = 0;
     for (int i = 0; found > 0 && i < found + others; i++) {
         unsigned long long own, late, part[4];
         char text[512], *after;
@@ -109,12 +110,12 @@ int spent(pid_t root, uint64_t *used, uint64_t *kept) {
         if (sscanf(text, "%llu %llu", &own, &late) != 2) continue;
         if (read_small(known[i].pid, "stat", text, sizeof text) <= 0 || !(after = strrchr(text, ')'))) continue;
         if (sscanf(after + 4, "%*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu %llu %llu", part, part + 1, part + 2, part + 3) != 4) continue;
-        uint64_t all = (part[0] + part[1]) * tick; /* of all its threads, in whole ticks; `own` is of the first, exact */
+        uint64_t all = (part[0] + part[1]) * tick; /* of all its threads, in whole ticks; `own` is the first thread's, exact */
         *used += (all > own ? all : own) + (part[2] + part[3]) * tick;
         if (own + late > most) most = own + late;
         told = 0;
     }
-    if (most > *used) *kept = most - *used;
+    if (most > *used) *delayed = most - *used;
     return told;
 }
 
@@ -123,19 +124,19 @@ static uint64_t field(const char *text, const char *name) {
     return at ? strtoull(at + strlen(name), NULL, 10) : 0;
 }
 
-static uint64_t queues[MOST_QUEUES];
+static uint64_t queues[MAX_QUEUES];
 static int queue_count;
 
-/* True for a socket or pipe that was not met since `queue_count` was reset: programs share theirs with the children that they fork. */
+/* Return true for a socket or pipe not seen since `queue_count` was reset, since programs share theirs with forked children. */
 static int is_new(uint64_t inode) {
-    if (queue_count >= MOST_QUEUES / 2) return 1;
-    for (uint64_t at = inode * 0x9E3779B97F4A7C15 >> 48;; at = (at + 1) % MOST_QUEUES) {
+    if (queue_count >= MAX_QUEUES / 2) return 1;
+    for (uint64_t at = inode * 0x9E3779B97F4A7C15 >> 48;; at = (at + 1) % MAX_QUEUES) {
         if (queues[at] == inode) return 0;
         if (!queues[at]) return queues[at] = inode, ++queue_count;
     }
 }
 
-/* What the kernel may hold for a process in sockets and pipes. Nothing says how full they are, so each counts as full. */
+/* Return the kernel memory that a process's sockets and pipes may use. Their fill level is unknown, so each counts as full. */
 static uint64_t queue_bytes(pid_t pid) {
     char path[48], space[8192], link[64];
     uint64_t bytes = 0;
@@ -154,7 +155,7 @@ static uint64_t queue_bytes(pid_t pid) {
     return bytes;
 }
 
-/* Add what the kernel holds for each process, and return the sum; 0 between two looks. A look takes a tenth of the time at most, however
+/* Add each process's sockets and pipes to `bytes`, and return the sum; 0 between two scans. Scans take at most a tenth of the time, however
    many files the programs open. */
 static uint64_t add_queues(const pid_t *pids, uint64_t *bytes, int count) {
     static uint64_t next;
@@ -174,8 +175,8 @@ static uint64_t add_queues(const pid_t *pids, uint64_t *bytes, int count) {
 
 static uint64_t watch_kills;
 
-/* A process's part of the memory that it shares with others, as after a fork, and all of its own; at most `resident`, which counts what is
-   shared in full. Reading it takes the longer the more memory there is. */
+/* Return a process's proportional set size (PSS): its own memory plus its part of shared memory, as after a fork. It is at most `resident`,
+   which counts shared memory in full. Reading it takes time in proportion to the memory. */
 static uint64_t proportional(pid_t pid, uint64_t resident) {
     char text[4096];
     uint64_t own = 0;
@@ -184,16 +185,16 @@ static uint64_t proportional(pid_t pid, uint64_t resident) {
     return own && own < resident ? own : resident;
 }
 
-/* Where no cgroup does it: keep the programs' memory, their sockets and pipes and the contents of the box's tmpfs below the limit, by
-   killing the largest processes first, as the kernel would. Where shared memory, counted once for each process that maps it, would exceed
-   the limit, it is divided among them, as long as there are no more than `SHARING`. What is on its way in a socket and open nowhere is not
-   seen, nor what a program takes and gives back between two looks. */
-void keep_memory(void) {
-    static pid_t pids[MOST_PROCESSES];
-    static uint64_t bytes[MOST_PROCESSES], resident[MOST_PROCESSES];
+/* Enforce the memory limit if no cgroup does: while the programs' memory, sockets and pipes and the box's tmpfs exceed it, kill the largest
+   process, as the OOM killer does. If shared memory, counted in full for each process, would exceed the limit, it is divided among the
+   processes, as long as there are at most `SHARING`. Not seen: descriptors in flight in a socket and open nowhere, and memory that is
+   allocated and freed between two checks. */
+void enforce_memory(void) {
+    static pid_t pids[MAX_PROCESSES];
+    static uint64_t bytes[MAX_PROCESSES], resident[MAX_PROCESSES];
     struct { long type, block, blocks, free, rest[16]; } space;
     char text[4096];
-    int count = list(pids, MOST_PROCESSES);
+    int count = list(pids, MAX_PROCESSES);
     uint64_t used = syscall(SYS_fstatfs, box.stage, &space) ? 0 : (uint64_t)(space.blocks - space.free) * (uint64_t)space.block;
     for (int i = 0; i < count; i++) {
         bytes[i] = 0;
@@ -218,7 +219,7 @@ void keep_memory(void) {
     }
 }
 
-/* How many processes of the box were killed for lack of memory. */
+/* Return how many processes of the box were killed for lack of memory. */
 uint64_t memory_kills(void) {
     char text[1024];
     if (box.memory_events < 0) return watch_kills;

@@ -1,17 +1,18 @@
-/* The zygote's loop: one clone per message. It runs in Python's only thread and returns to Python in a body, for a layer, or at the end. */
+/* The zygote's loop: one clone per message. It runs in Python's only thread, and returns to Python in a child that continues in Python,
+   when a layer must be attached, or at the end. */
 #include "sandbox.h"
 
 struct settings settings;
 struct box box;
 const char *step = "start";
-SEEN int layer = -1; /* a mount that zygote.py is to attach */
-int body = NO_BODY; /* what zygote.py is to do in a child; returned by `serve` */
+EXPORTED int layer = -1; /* a detached mount that zygote.py must attach */
+int body = NO_BODY; /* what zygote.py must do in a child; returned by `serve` */
 
 static struct { pid_t pid; } slots[4096];
 
-static void nothing(int signal) { (void)signal; }
+static void ignore_signal(int signal) { (void)signal; }
 
-SEEN void configure(const struct settings *given) { settings = *given; }
+EXPORTED void configure(const struct settings *given) { settings = *given; }
 
 static void reap(void) {
     pid_t pid;
@@ -30,11 +31,11 @@ static int free_slot(void) {
 }
 
 /* Parse a message into `box`, which the child inherits. Returns 0, or -1 for an invalid message. */
-static int understand(const char *message, size_t size) {
+static int parse_start(const char *message, size_t size) {
     if (size < sizeof box.start || message[size - 1]) return -1;
     memcpy(&box.start, message, sizeof box.start);
     const char *at = message + sizeof box.start, *end = message + size;
-    if (box.start.lowers >= MOST_NAMES || box.start.binds > MOST_BINDS) return -1;
+    if (box.start.lowers >= MAX_NAMES || box.start.binds > MAX_BINDS) return -1;
     box.workdir = at;
     for (uint32_t i = 0; i < box.start.lowers + 2 * box.start.binds; i++) {
         at += strlen(at) + 1;
@@ -44,7 +45,7 @@ static int understand(const char *message, size_t size) {
     return 0;
 }
 
-/* Report which step failed, and why. */
+/* Report the failed step and errno to the host. */
 static void refuse(int to) {
     struct answer refusal = {REFUSED, 0, errno, 0, 0};
     struct iovec parts[2] = {{&refusal, sizeof refusal}, {(void *)step, strlen(step)}};
@@ -52,10 +53,10 @@ static void refuse(int to) {
     sendmsg(to, &message, MSG_NOSIGNAL);
 }
 
-/* Make a mount point. The root is read-only in every box, so it is made here. */
+/* Make a mount point, in the zygote since the root is read-only in every box. */
 static int make_place(const char *place) {
     char path[1024];
-    step = "make the place of the workspace or of a mount";
+    step = "make the mount point of the workspace or of a mount";
     if (strlen(place) >= sizeof path) return errno = ENAMETOOLONG, -1;
     strcpy(path, place + 1);
     for (char *slash = strchr(path, '/'); slash; slash = strchr(slash + 1, '/')) {
@@ -84,7 +85,7 @@ static int child(int control, int *fds, int count) {
 }
 
 static int start_box(int control, const char *message, size_t size, int *fds, int count) {
-    if (count < 1 || understand(message, size)) return 0;
+    if (count < 1 || parse_start(message, size)) return 0;
     int slot = free_slot();
     unsigned long flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | SIGCHLD;
     if (box.start.flags & OWN_NET) flags |= CLONE_NEWNET;
@@ -103,11 +104,11 @@ static int start_box(int control, const char *message, size_t size, int *fds, in
     return 0;
 }
 
-/* Start boxes until the other side is gone, then return 0. Returns ATTACH for a layer, and in a child what it is to do in Python. */
-SEEN int serve(int control) {
+/* Start boxes until the host disconnects, then return 0. Returns ATTACH for a layer, and in a child that continues in Python its body. */
+EXPORTED int serve(int control) {
     static char message[MESSAGE_BYTES];
-    static char space[CMSG_SPACE(sizeof(int) * MOST_FDS)];
-    struct sigaction action = {.sa_handler = nothing};
+    static char space[CMSG_SPACE(sizeof(int) * MAX_FDS)];
+    struct sigaction action = {.sa_handler = ignore_signal};
     sigset_t children, none;
     sigemptyset(&none);
     sigemptyset(&children);
@@ -123,7 +124,7 @@ SEEN int serve(int control) {
         ssize_t size = recvmsg(control, &header, MSG_CMSG_CLOEXEC);
         if (size == 0 || (size < 0 && errno != EINTR)) return 0;
         if (size < 0) continue;
-        int fds[MOST_FDS], count = 0;
+        int fds[MAX_FDS], count = 0;
         struct cmsghdr *sent = CMSG_FIRSTHDR(&header);
         if (sent && sent->cmsg_type == SCM_RIGHTS) {
             count = (int)((sent->cmsg_len - CMSG_LEN(0)) / sizeof(int));

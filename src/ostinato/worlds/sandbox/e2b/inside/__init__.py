@@ -1,1 +1,1 @@
-"""Code that runs in an E2B sandbox as root of its virtual machine, with the standard library only and without the package around it."""
+"""Code that runs as root in an E2B virtual machine, on the standard library alone and outside this package."""

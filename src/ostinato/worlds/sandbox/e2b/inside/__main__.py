@@ -1,4 +1,4 @@
-"""Entry point in an E2B sandbox, run as root: `python3 helper.pyz PLACE`. Unpacks what the host put into PLACE and serves it."""
+"""Entry point of the helper, run as root: `python3 helper.pyz DIRECTORY`. Unpacks the host's uploads in DIRECTORY and serves requests."""
 
 from __future__ import annotations
 

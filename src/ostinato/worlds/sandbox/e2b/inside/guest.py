@@ -1,6 +1,6 @@
-"""Pid 1 of an E2B sandbox: does what pid 1 of a gVisor sandbox does, with namespaces and control groups of the virtual machine.
+"""Pid 1 of an E2B sandbox: the gVisor sandbox's pid 1, adapted to namespaces and control groups of the virtual machine.
 
-Programs run as a user of their own, who owns the workspace and nothing else. Their only network is their own loopback, whatever the
+Programs run as a separate user, who owns the workspace and nothing else. Their only network is their own loopback, whatever network the
 machine has, and the machine's files are read-only for them.
 """
 
@@ -16,7 +16,7 @@ import struct
 from typing import Any
 
 import kernel as k
-from programs import ProcessGroup, Programs, end, look
+from programs import ProcessGroup, Programs, kill, read_open
 from rootfs import BOX, GROUPS, OWN, PROC, SandboxSettings, lay_out
 from serve import SandboxServer
 
@@ -26,12 +26,12 @@ QUIET = k.MS_NOSUID | k.MS_NODEV | k.MS_NOEXEC
 RLIMITS = ((resource.RLIMIT_NOFILE, 4096), (resource.RLIMIT_CORE, 0))
 
 
-class Herd(ProcessGroup):
-    """A cgroup v2 group, whose processes are all killed at once."""
+class KillableGroup(ProcessGroup):
+    """A cgroup v2 group, whose processes can be killed all at once."""
 
     def join(self) -> None:
         with open(f"{PROC}/self/oom_score_adj", "w") as score:
-            score.write("500")  # to be killed before pid 1, whose score is negative
+            score.write("500")  # the OOM killer must prefer programs to pid 1, whose score is negative
         super().join()
 
     def close(self) -> None:
@@ -40,32 +40,34 @@ class Herd(ProcessGroup):
 
 
 class GuestPrograms(Programs):
-    """All programs of the sandbox. No watch is needed if the kernel counts their memory."""
+    """The programs of the sandbox. If the kernel counts their memory (`counts`), no polling is needed to enforce the limit."""
 
-    group = Herd
+    group = KillableGroup
 
     def __init__(self, *given: Any, counts: bool) -> None:
         self._counts = counts
         super().__init__(*given)
 
-    def look(self) -> float | None:
+    def poll(self) -> float | None:
         if self._counts:
-            self._kills = ended_for_memory()
-        return super().look()
+            self._kills = oom_kills()
+        return super().poll()
 
-    def _keep_memory(self) -> None:
-        """Kill the largest processes while the memory of all, plus what the sandbox's file system holds, exceeds the limit."""
+    def _enforce_memory_limit(self) -> None:
+        """Kill the largest processes while all processes and the sandbox's tmpfs together exceed the memory limit."""
         if self._counts:
             return
         groups = [*(program.group for program in self._running.values()), *self._left]
         most = self.settings.memory - self._in_use()
-        sizes = sorted((held(pid), pid) for group in groups for pid in group.members())
-        if sum(size for size, _ in sizes) > most:  # what programs share was counted for each of them
-            sizes = sorted((min(size, held(pid, shared=False) or held(pid)), pid) for size, pid in sizes)
+        sizes = sorted((process_memory(pid), pid) for group in groups for pid in group.members())
+        if sum(size for size, _ in sizes) > most:  # shared memory was counted once per process
+            sizes = sorted(
+                (min(size, process_memory(pid, shared=False) or process_memory(pid)), pid) for size, pid in sizes
+            )
         over = sum(size for size, _ in sizes) - most
         while over > 0 and sizes:
             size, pid = sizes.pop()
-            end(pid)
+            kill(pid)
             self._kills += 1
             over -= size
 
@@ -74,58 +76,58 @@ class GuestPrograms(Programs):
         return (space.f_blocks - space.f_bfree) * space.f_frsize
 
 
-def held(pid: int, *, shared: bool = True) -> int:
-    """Memory of a process in bytes. Shared memory counts in full, or else as the process's part of it, which takes longer to find out."""
+def process_memory(pid: int, *, shared: bool = True) -> int:
+    """Return a process's memory in bytes. Shared memory counts in full, or else in proportion (PSS), which is slower to read."""
     file, names = ("status", ("RssAnon:", "RssShmem:")) if shared else ("smaps_rollup", ("Pss_Anon:", "Pss_Shmem:"))
     with contextlib.suppress(OSError), open(f"{PROC}/{pid}/{file}") as lines:
         return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(names))
     return 0
 
 
-def ended_for_memory() -> int:
-    """How many processes of the sandbox the kernel has killed for lack of memory."""
+def oom_kills() -> int:
+    """Return how many processes of the sandbox the kernel's OOM killer has killed."""
     fd = os.open(f"{GROUPS}/memory.events", os.O_RDONLY)
     try:
-        found = dict(line.split() for line in look(fd).splitlines())
+        events = dict(line.split() for line in read_open(fd).splitlines())
     finally:
         os.close(fd)
-    return int(found[b"oom_kill"])
+    return int(events[b"oom_kill"])
 
 
 class Guest(SandboxServer):
-    """Answers the host. `place` is the directory where the host put the sandbox's layers, mounts and files."""
+    """Answers the host's requests. `place` is the directory with the sandbox's unpacked layers, mounts and files."""
 
     def __init__(self, line: socket.socket, place: str) -> None:
         super().__init__(line)
         self._place = place
 
-    def _prepared(
-        self, settings: SandboxSettings, told: dict[str, Any], data: bytes
+    def _build_sandbox(
+        self, settings: SandboxSettings, request: dict[str, Any], data: bytes
     ) -> tuple[Programs, dict[str, Any]]:
-        seclude()
-        show(settings, self._place, told["mounts"])
+        unshare_namespaces()
+        mount_files(settings, self._place, request["mounts"])
         files = b""
         with contextlib.suppress(FileNotFoundError), open(f"{self._place}/files", "rb") as file:
             files = file.read()
         lay_out(settings, files)
         with k.step("name the programs' user"):
-            name_user(settings.owner)
+            add_user_name(settings.owner)
         counts = make_groups(settings)
         os.umask(0o077)
         for what, most in RLIMITS:
             resource.setrlimit(what, (most, most))
-        programs = GuestPrograms(settings, self._selector, self._say, counts=counts)
+        programs = GuestPrograms(settings, self._selector, self._answer, counts=counts)
         if settings.alone:
             with k.step("hide /proc"):
                 k.mount("none", "/proc", "tmpfs", QUIET | k.MS_RDONLY)
         return programs, {"counts": counts}
 
     def _listen(self, port: int) -> None:
-        self._serve_port(port, lambda: reached(f"{PORTS}/{port}"))
+        self._serve_port(port, lambda: connect_unix(f"{PORTS}/{port}"))
 
 
-def reached(path: str) -> socket.socket | None:
-    """A connection to the socket at `path`, or None if nothing listens there."""
+def connect_unix(path: str) -> socket.socket | None:
+    """Return a connection to the socket at `path`, or None if nothing listens there."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         made.connect(path)
@@ -135,7 +137,7 @@ def reached(path: str) -> socket.socket | None:
     return made
 
 
-def seclude() -> None:
+def unshare_namespaces() -> None:
     """Leave the machine's mount, network, IPC and host name namespaces. Raises StepError."""
     with k.step("make the namespaces"):
         k.call("unshare", k.CLONE_NEWNS | k.CLONE_NEWNET | k.CLONE_NEWIPC | k.CLONE_NEWUTS)
@@ -145,10 +147,10 @@ def seclude() -> None:
         fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", IFF_UP))
 
 
-def show(settings: SandboxSettings, place: str, mounts: list[str]) -> None:
-    """Make the machine's files read-only, and mount what the host sent where it belongs. Raises StepError."""
+def mount_files(settings: SandboxSettings, place: str, mounts: list[str]) -> None:
+    """Make the machine's files read-only, and mount the layers and mounts from the host. Raises StepError."""
     os.umask(0o022)
-    with k.step("make the places of the workspace and the mounts"):
+    with k.step("make the directories of the workspace and the mounts"):
         for path in (BOX, settings.workdir, *mounts):
             os.makedirs(path, exist_ok=True)
         for number, path in enumerate(mounts):
@@ -168,8 +170,8 @@ def show(settings: SandboxSettings, place: str, mounts: list[str]) -> None:
             k.mount(source, target, None, k.MS_BIND)
 
 
-def name_user(number: int) -> None:
-    """Give the user that programs run as a name in the /etc/passwd and /etc/group that programs see."""
+def add_user_name(number: int) -> None:
+    """Give the programs' user (uid `number`) a name in the /etc/passwd and /etc/group that programs see."""
     for name, line in (("passwd", f"user:x:{number}:{number}::/tmp:/bin/sh\n"), ("group", f"user:x:{number}:\n")):
         kept: list[str] = []
         with contextlib.suppress(FileNotFoundError), open(f"/etc/{name}") as file:
@@ -181,7 +183,7 @@ def name_user(number: int) -> None:
 
 
 def make_groups(settings: SandboxSettings) -> bool:
-    """Make a control group for all programs, with one for each in it. True if the kernel counts memory in it. Raises StepError."""
+    """Make the control group of all programs, in which each gets its own. Return True if it counts memory. Raises StepError."""
     with k.step("mount the control groups"):
         os.mkdir(ALL_GROUPS)
         k.mount("none", ALL_GROUPS, "cgroup2", QUIET)

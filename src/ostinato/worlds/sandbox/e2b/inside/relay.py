@@ -1,7 +1,6 @@
-"""The outer of the two processes that serve an E2B sandbox: unpacks what the host sent, forks pid 1, and carries streams between the host
-and pid 1 or a connection to a port.
+"""The relay process in an E2B machine: unpacks the host's uploads, forks pid 1, and connects the host's streams to pid 1 and to ports.
 
-Its descriptors 0 and 1 are the line to the host. It keeps packets that the host may not have received, and resends them on request.
+Its stdin and stdout are the connection to the host. It keeps packets that the host has not acknowledged and retransmits them on request.
 """
 
 from __future__ import annotations
@@ -20,15 +19,32 @@ from typing import Any, NoReturn
 
 from guest import Guest
 from kernel import CLONE_NEWPID, PR_SET_PDEATHSIG, call
-from packets import AGAIN, DATA, END, GONE, LISTEN, NUMBER, OPEN, PART, REFUSED, SEEN, TOOK, WINDOW, Packets, as_line
+from packets import (
+    AGAIN,
+    DATA,
+    END,
+    GONE,
+    LISTEN,
+    NUMBER,
+    OPEN,
+    PART,
+    REFUSED,
+    SEEN,
+    TOOK,
+    WINDOW,
+    Packets,
+    encode_line,
+)
 
-MOST_CHANNELS = 256
+MAX_CHANNELS = 256
 
 
 @dataclass(slots=True)
 class Channel:
-    """One stream to a local socket. `unseen` counts the bytes read from it that the host has not passed on yet, `waiting` holds the bytes
-    still to be written to it.
+    """One stream to a local socket.
+
+    `unseen`: bytes sent to the host and not yet consumed there. `waiting`: bytes still to be written to the socket. `said_all`: the socket
+    reached end of file. `heard_all`: the host ended the stream.
     """
 
     number: int
@@ -40,24 +56,24 @@ class Channel:
 
 
 class Relay:
-    """Serves until the host hangs up or pid 1 ends. `ports` is the directory of the sockets through which pid 1 reaches ports."""
+    """The multiplexer. Serves until the host disconnects or pid 1 ends. `ports` is the directory of the sockets that pid 1 connects to."""
 
     def __init__(self, pid_one: socket.socket, ports: str) -> None:
         self._ports = ports
         self._selector = selectors.DefaultSelector()
         self._inbox = Packets()
-        self._heard = 0
+        self._received = 0
         self._number = 0
-        self._kept: deque[tuple[int, bytes]] = deque()  # packets that the host may not have received
-        self._lines: deque[bytes] = deque()  # lines still to be written
+        self._unacknowledged: deque[tuple[int, bytes]] = deque()  # sent packets that the host has not acknowledged
+        self._lines: deque[bytes] = deque()  # encoded packets still to be written
         self._at = 0  # bytes of the first line that are already written
         self._last_channel = 0
         self._channels = {0: Channel(0, pid_one)}
         pid_one.setblocking(False)
         for fd in (0, 1):
             os.set_blocking(fd, False)
-        self._selector.register(0, selectors.EVENT_READ, self._hear)
-        self._selector.register(pid_one, selectors.EVENT_READ, lambda: self._turn(self._channels[0]))
+        self._selector.register(0, selectors.EVENT_READ, self._receive)
+        self._selector.register(pid_one, selectors.EVENT_READ, lambda: self._pump(self._channels[0]))
 
     def run(self) -> NoReturn:
         """Serve until one side is gone."""
@@ -65,12 +81,12 @@ class Relay:
             for key, _ in self._selector.select():
                 key.data()
 
-    # ------------------------------------------------------------ the line
+    # ------------------------------------------------------------ packets
 
-    def _say(self, channel: int, kind: int, data: bytes = b"") -> None:
+    def _send(self, channel: int, kind: int, data: bytes = b"") -> None:
         self._number += 1
-        line = as_line(self._number, channel, kind, data)
-        self._kept.append((self._number, line))
+        line = encode_line(self._number, channel, kind, data)
+        self._unacknowledged.append((self._number, line))
         if not self._lines:
             self._selector.register(1, selectors.EVENT_WRITE, self._write)
         self._lines.append(line)
@@ -86,37 +102,37 @@ class Relay:
             return
         self._selector.unregister(1)
 
-    def _again(self, number: int) -> None:
-        """Resend the packets after a number. A partly written line is completed first."""
+    def _retransmit(self, number: int) -> None:
+        """Retransmit the packets after a number. A partly written line is completed first."""
         half = [self._lines[0]] if self._at else []
         had = bool(self._lines)
-        self._seen(number)
-        self._lines = deque([*half, *(line for _, line in self._kept)])
+        self._acknowledged(number)
+        self._lines = deque([*half, *(line for _, line in self._unacknowledged)])
         if had and not self._lines:
             self._selector.unregister(1)
         elif self._lines and not had:
             self._selector.register(1, selectors.EVENT_WRITE, self._write)
 
-    def _seen(self, number: int) -> None:
-        while self._kept and self._kept[0][0] <= number:
-            self._kept.popleft()
+    def _acknowledged(self, number: int) -> None:
+        while self._unacknowledged and self._unacknowledged[0][0] <= number:
+            self._unacknowledged.popleft()
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         with contextlib.suppress(BlockingIOError):
             part = os.read(0, 1 << 20)
             if not part:
                 os._exit(0)
             for number, channel, kind, data in self._inbox.feed(part):
-                if number and number <= self._heard:
-                    continue  # was resent
-                self._heard = max(self._heard, number)
+                if number and number <= self._received:
+                    continue  # a duplicate
+                self._received = max(self._received, number)
                 self._do(channel, kind, data)
 
     def _do(self, number: int, kind: int, data: bytes) -> None:
         if kind == AGAIN:
-            self._again(NUMBER.unpack(data)[0])
+            self._retransmit(NUMBER.unpack(data)[0])
         elif kind == SEEN:
-            self._seen(NUMBER.unpack(data)[0])
+            self._acknowledged(NUMBER.unpack(data)[0])
         elif kind == LISTEN:
             self._listen(NUMBER.unpack(data)[0])
         elif (channel := self._channels.get(number)) is None:
@@ -129,7 +145,7 @@ class Relay:
         else:
             channel.waiting += data
             channel.heard_all = channel.heard_all or kind == END
-            self._turn(channel)
+            self._pump(channel)
 
     # ------------------------------------------------------------ channels
 
@@ -148,49 +164,49 @@ class Relay:
             end, _ = listener.accept()
         except OSError:
             return
-        if len(self._channels) > MOST_CHANNELS:
+        if len(self._channels) > MAX_CHANNELS:
             end.close()
             return
         end.setblocking(False)
         self._last_channel += 1
         self._channels[self._last_channel] = channel = Channel(self._last_channel, end)
-        self._selector.register(end, selectors.EVENT_READ, lambda: self._turn(channel))
-        self._say(channel.number, OPEN, NUMBER.pack(port))
+        self._selector.register(end, selectors.EVENT_READ, lambda: self._pump(channel))
+        self._send(channel.number, OPEN, NUMBER.pack(port))
 
-    def _turn(self, channel: Channel) -> None:
-        """Carry as much of one channel as is possible now, in both directions."""
+    def _pump(self, channel: Channel) -> None:
+        """Move as many bytes of one channel as possible without blocking, in both directions."""
         try:
-            self._pass_on(channel)
-            self._take(channel)
+            self._write_local(channel)
+            self._read_local(channel)
         except BlockingIOError:
             pass
         except OSError:
-            self._say(channel.number, GONE)
+            self._send(channel.number, GONE)
             self._drop(channel)
             return
         self._watch(channel)
 
-    def _pass_on(self, channel: Channel) -> None:
+    def _write_local(self, channel: Channel) -> None:
         if channel.waiting:
             try:
                 sent = channel.end.send(channel.waiting)
             except BlockingIOError:
                 return
             del channel.waiting[:sent]
-            self._say(channel.number, TOOK, NUMBER.pack(sent))
+            self._send(channel.number, TOOK, NUMBER.pack(sent))
         if channel.heard_all and not channel.waiting:
             channel.end.shutdown(socket.SHUT_WR)
 
-    def _take(self, channel: Channel) -> None:
+    def _read_local(self, channel: Channel) -> None:
         if channel.said_all or channel.unseen >= WINDOW:
             return
         part = channel.end.recv(min(PART, WINDOW - channel.unseen))
         channel.said_all = not part
         channel.unseen += len(part)
-        self._say(channel.number, DATA if part else END, part)
+        self._send(channel.number, DATA if part else END, part)
 
     def _watch(self, channel: Channel) -> None:
-        """Wait for the events that the channel still needs, and drop it once it is finished."""
+        """Register for the events that the channel still needs, and drop it once it is finished."""
         if channel.number not in self._channels:
             return
         if channel.said_all and (channel.heard_all or not channel.number) and not channel.waiting:
@@ -202,20 +218,20 @@ class Relay:
         if registered and not events:
             self._selector.unregister(channel.end)
         elif registered:
-            self._selector.modify(channel.end, events, lambda: self._turn(channel))
+            self._selector.modify(channel.end, events, lambda: self._pump(channel))
         elif events:
-            self._selector.register(channel.end, events, lambda: self._turn(channel))
+            self._selector.register(channel.end, events, lambda: self._pump(channel))
 
     def _drop(self, channel: Channel) -> None:
         if channel.number == 0:
-            self._leave()
+            self._exit()
         del self._channels[channel.number]
         if channel.end in self._selector.get_map():
             self._selector.unregister(channel.end)
         channel.end.close()
 
-    def _leave(self) -> NoReturn:
-        """Pid 1 is gone: write the remaining lines and exit."""
+    def _exit(self) -> NoReturn:
+        """Write the remaining lines and exit, after pid 1 has ended."""
         os.set_blocking(1, True)
         if self._lines:
             self._write()
@@ -226,7 +242,7 @@ class Relay:
 
 
 class PartFiles(io.RawIOBase):
-    """The files `part.0`, `part.1`, ... of a directory as one stream. Each is removed as it is opened."""
+    """A stream that concatenates the files `part.0`, `part.1`, ... of a directory. Each is removed as it is opened."""
 
     def __init__(self, place: str) -> None:
         self._place, self._next = place, 0
@@ -251,7 +267,7 @@ class PartFiles(io.RawIOBase):
 
 
 def unpack(place: str) -> None:
-    """Extract the parcel's parts into `place`. Raises OSError, TarError."""
+    """Extract the uploaded archive into `place`. Raises OSError, TarError."""
     os.umask(0o022)
     os.chmod(place, 0o700)
     for name in ("layers", "mounts", "ports"):
@@ -261,7 +277,7 @@ def unpack(place: str) -> None:
     with tarfile.open(
         fileobj=io.BufferedReader(PartFiles(place), 1 << 20), mode="r|gz", encoding="utf-8", errors="surrogateescape"
     ) as tar:
-        tar.extraction_filter = lambda member, path: member  # the host made the archive, so it is trusted
+        tar.extraction_filter = lambda member, path: member  # trusted: our host made the archive
         tar.extractall(place, numeric_owner=True)
 
 
@@ -271,7 +287,7 @@ def _refuse(why: str) -> NoReturn:
 
 
 def main(place: str) -> NoReturn:
-    """Unpack the parcel, fork pid 1 and run the relay. Never returns."""
+    """Unpack the uploaded archive, fork pid 1 and run the relay. Never returns."""
     try:
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
             score.write("-900")
@@ -282,7 +298,7 @@ def main(place: str) -> NoReturn:
     try:
         call("unshare", CLONE_NEWPID)
     except OSError as error:
-        _refuse(f"the helper may not make a namespace ({error.strerror}): it has to be started as root")
+        _refuse(f"the helper may not create a namespace ({error.strerror}): it must be started as root")
     if os.fork() == 0:
         try:
             call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -1,1 +1,1 @@
-"""Code that runs inside a gVisor sandbox: standard library only, with modules that import each other by path."""
+"""Code that runs inside a gVisor sandbox, on the standard library alone. Its modules are top-level there and import each other by name."""

@@ -1,6 +1,6 @@
-"""The sandbox's end of its lines to the host: messages, JSON objects followed by bytes; and the ports that the host serves.
+"""The sandbox's end of its connections to the host: message framing (a JSON object followed by bytes), and port forwarding.
 
-For each connection to a port the host passes in a connected socket, over the port's own line.
+Each forwarded port has its own socket to the host, over which the host passes in one connected socket per connection.
 """
 
 from __future__ import annotations
@@ -19,43 +19,45 @@ from typing import Any, NoReturn
 
 
 HEAD = struct.Struct("<IQ")  # length of the object, length of the bytes after it
-MOST_OBJECT = 1 << 20
+MAX_OBJECT = 1 << 20
 
 Frame = tuple[dict[str, Any], bytes]
 
 
-def pack(told: Mapping[str, Any], data: bytes | bytearray = b"") -> bytes:
+def pack(message: Mapping[str, Any], data: bytes | bytearray = b"") -> bytes:
     """Encode one message."""
-    text = json.dumps(told).encode()
+    text = json.dumps(message).encode()
     return HEAD.pack(len(text), len(data)) + text + data
 
 
 class Unpacker:
-    """Assembles whole messages from bytes that arrive in parts of any size."""
+    """Incremental decoder: assembles whole messages from bytes that arrive in parts of any size."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
     def feed(self, part: bytes) -> Iterator[Frame]:
-        """The messages that these bytes complete."""
+        """Yield the messages that these bytes complete."""
         self._rest += part
         while len(self._rest) >= HEAD.size:
             first, second = HEAD.unpack_from(self._rest)
             middle, end = HEAD.size + first, HEAD.size + first + second
             if len(self._rest) < end:
                 return
-            told, data = json.loads(bytes(self._rest[HEAD.size : middle])), bytes(self._rest[middle:end])
+            message, data = json.loads(bytes(self._rest[HEAD.size : middle])), bytes(self._rest[middle:end])
             del self._rest[:end]
-            yield told, data
+            yield message, data
 
 
 # ---------------------------------------------------------------- ports
 
 
 CONNECTED, REFUSED = b"c", b"n"
-_MOST = 64  # concurrent connections of a port; more wait, or replace a connection whose program has finished sending
-_PAUSE_S = 0.1  # after a connection that failed
-_TURN_S = 0.05  # between two checks for a connection that could give way
+_MAX_CONNECTIONS = (
+    64  # concurrent connections per port; more wait, or evict a connection whose program has finished sending
+)
+_PAUSE_S = 0.1  # pause after a connection that failed
+_EVICTION_POLL_S = 0.05  # interval between checks for a connection that can be evicted
 
 
 def open_port(port: int) -> socket.socket:
@@ -71,15 +73,15 @@ def open_port(port: int) -> socket.socket:
     return listener
 
 
-def take_line(ports: socket.socket) -> socket.socket:
-    """The line of the port that the host announces next. Raises OSError."""
+def receive_port_socket(ports: socket.socket) -> socket.socket:
+    """Receive the host's socket for the port that is opened next. Raises OSError."""
     _, fds, _, _ = socket.recv_fds(ports, 1, 1)
     if not fds:
-        raise ConnectionError("no line came for the port")
+        raise ConnectionError("the host sent no socket for the port")
     return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=fds[0])
 
 
-def _carry(source: socket.socket, sink: socket.socket) -> None:
+def _copy_stream(source: socket.socket, sink: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while part := source.recv(65536):
             sink.sendall(part)
@@ -88,82 +90,83 @@ def _carry(source: socket.socket, sink: socket.socket) -> None:
             end.shutdown(how)
 
 
-class _Turns:
-    """Limits the number of concurrent connections."""
+class _ConnectionSlots:
+    """A semaphore for a port's concurrent connections, with eviction of half-closed ones."""
 
     def __init__(self) -> None:
-        self._free = threading.Semaphore(_MOST)
-        self._giving_way = list[socket.socket]()
+        self._free = threading.Semaphore(_MAX_CONNECTIONS)
+        self._evictable = list[socket.socket]()
         self.release = self._free.release
 
     def acquire(self) -> None:
-        """Wait for a free place, ending a connection that may give way."""
-        while not self._free.acquire(timeout=_TURN_S if not self._giving_way else 0):
-            if self._giving_way:
+        """Wait for a free slot; evict the oldest half-closed connection if there is none."""
+        while not self._free.acquire(timeout=_EVICTION_POLL_S if not self._evictable else 0):
+            if self._evictable:
                 with contextlib.suppress(OSError):
-                    self._giving_way.pop(0).shutdown(socket.SHUT_RDWR)
+                    self._evictable.pop(0).shutdown(socket.SHUT_RDWR)
 
     @contextlib.contextmanager
-    def giving_way(self, far: socket.socket) -> Generator[None]:
-        """While only the host can still send, the connection may be ended in favour of another."""
-        self._giving_way.append(far)
+    def evictable(self, far: socket.socket) -> Generator[None]:
+        """Allow eviction of a connection while only the host can still send on it."""
+        self._evictable.append(far)
         try:
             yield
         finally:
             with contextlib.suppress(ValueError):
-                self._giving_way.remove(far)
+                self._evictable.remove(far)
 
 
-def _both_ways(near: socket.socket, far: socket.socket, turns: _Turns) -> None:
+def _both_ways(near: socket.socket, far: socket.socket, slots: _ConnectionSlots) -> None:
     try:
-        back = threading.Thread(target=_carry, args=(far, near), daemon=True)
+        back = threading.Thread(target=_copy_stream, args=(far, near), daemon=True)
         back.start()
-        _carry(near, far)
-        with turns.giving_way(far):
+        _copy_stream(near, far)
+        with slots.evictable(far):
             back.join()
     except RuntimeError:
-        pass  # no thread to be had: the program sees its connection end
+        pass  # no thread could be started: the program sees its connection end
     finally:
         near.close()
         far.close()
-        turns.release()
+        slots.release()
 
 
-def asked_for(line: socket.socket) -> socket.socket | None:
-    """Ask the host for a connected socket. None if nobody listens. Raises OSError."""
+def request_socket(line: socket.socket) -> socket.socket | None:
+    """Request a connected socket from the host. Return None if nobody listens. Raises OSError."""
     line.sendall(CONNECTED)
-    said, fds, _, _ = socket.recv_fds(line, 1, 1)
-    if not said:
+    answer, fds, _, _ = socket.recv_fds(line, 1, 1)
+    if not answer:
         os._exit(0)  # the host closed the port
     return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=fds[0]) if fds else None
 
 
-def _serve(listener: socket.socket, reach: Callable[[], socket.socket | None], turns: _Turns) -> None:
+def _serve(listener: socket.socket, reach: Callable[[], socket.socket | None], slots: _ConnectionSlots) -> None:
     """Accept and serve one connection. Raises OSError, RuntimeError."""
-    turns.acquire()
+    slots.acquire()
     ends = list[socket.socket]()
     try:
         ends.append(listener.accept()[0])
         if (far := reach()) is None:
             raise ConnectionRefusedError
         ends.append(far)
-        threading.Thread(target=_both_ways, args=(*ends, turns), daemon=True).start()
+        threading.Thread(target=_both_ways, args=(*ends, slots), daemon=True).start()
     except BaseException:
         for end in ends:
             end.close()
-        turns.release()
+        slots.release()
         raise
 
 
 def serve_port(listener: socket.socket, reach: Callable[[], socket.socket | None]) -> NoReturn:
-    """Serve a port for the rest of a fork's life, in threads, of which pid 1 must have none. `reach` returns the other end of a connection,
-    or None if nobody listens. A failure costs one connection only.
+    """Serve a port with threads for the rest of this process's life. Call it in a fork, since pid 1 must stay single-threaded.
+
+    `reach` returns the other end of a connection, or None if nobody listens. A failure costs one connection only.
     """
-    turns = _Turns()
+    slots = _ConnectionSlots()
     try:
         while True:
             try:
-                _serve(listener, reach, turns)
+                _serve(listener, reach, slots)
             except ConnectionRefusedError:
                 continue
             except (OSError, RuntimeError):

@@ -1,8 +1,9 @@
-"""The programs of a gVisor sandbox: how pid 1 starts them, tracks their processes, enforces deadlines and memory, and ends them.
+"""The programs of a gVisor sandbox: how pid 1 starts them, tracks their processes, enforces deadlines and memory, and kills them.
 
-gVisor has no subreaper, so parentage is lost when a program's child outlives it. gVisor's own control groups tell what belongs to which:
-neither a process nor its descendants can leave its group. There is one hierarchy only: gVisor of 2022 charges a task in several of them to
-one at random, so limits would not hold. Busy programs delay every system call of pid 1, so files that are read often stay open.
+gVisor has no subreaper, so parentage is lost when a program's child outlives it. gVisor's own control groups record which program a process
+belongs to: neither a process nor its descendants can leave its group. Only one cgroup hierarchy is used, since gVisor of 2022 charges a
+task in several hierarchies to one of them at random, and limits would not hold. Busy programs delay every system call of pid 1, so files
+that are read often stay open.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ from rootfs import GROUPS, PROC, SandboxSettings
 # ---------------------------------------------------------------- a program's processes
 
 
-def look(fd: int) -> bytes:
-    """The current content of an open kernel file."""
+def read_open(fd: int) -> bytes:
+    """Return the current content of an open kernel file."""
     return os.pread(fd, 65536, 0)
 
 
-def end(pid: int) -> None:
-    """Kill a process if it still exists, or a process group if the number is negative."""
+def kill(pid: int) -> None:
+    """Kill a process if it still exists; a negative number kills a process group."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
 
 class ProcessGroup:
-    """The processes of one program. Raises OSError if there can be no more groups."""
+    """The control group with the processes of one program. Raises OSError if no further group can be created."""
 
     def __init__(self, number: int) -> None:
         self._path = f"{GROUPS}/{number}"
-        os.mkdir(self._path, 0o700)  # private, since processes in groups made inside it would escape us
+        os.mkdir(self._path, 0o700)  # private: programs could hide processes in subgroups
         self._members = os.open(f"{self._path}/cgroup.procs", os.O_RDWR)
         self._closed = False
 
@@ -50,18 +51,18 @@ class ProcessGroup:
         os.pwrite(self._members, str(os.getpid()).encode(), 0)
 
     def members(self) -> list[int]:
-        """The live processes in the group."""
-        return [int(pid) for pid in look(self._members).split()]
+        """Return the pids of the live processes in the group."""
+        return [int(pid) for pid in read_open(self._members).split()]
 
     def close(self) -> None:
-        """Forbid the members to start further processes."""
+        """Forbid the members to start further processes. Idempotent."""
         if not self._closed:
             self._closed = True
             with open(f"{self._path}/pids.max", "wb", buffering=0) as most:
                 most.write(b"0")
 
     def removed(self) -> bool:
-        """Try to remove the group. False while it has members."""
+        """Try to remove the group. Return False while it has members."""
         if self.members():
             return False
         os.close(self._members)
@@ -70,7 +71,7 @@ class ProcessGroup:
         return True
 
 
-# ---------------------------------------------------------------- a fork of pid 1 becomes a program, or gets its rights to files
+# ---------------------------------------------------------------- how a fork of pid 1 drops privileges and becomes a program
 
 
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_FILTER = 24, 38, 22, 2
@@ -79,7 +80,7 @@ CAPABILITIES_VERSION = 0x20080522
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRequest:
-    """A program as requested. An empty `cwd` means the workspace."""
+    """A request to run a program. An empty `cwd` means the workspace."""
 
     argv: list[bytes]
     env: dict[bytes, bytes]
@@ -88,7 +89,7 @@ class ProgramRequest:
 
     @classmethod
     def read(cls, data: bytes, text: int, count: int) -> ProgramRequest:
-        """Parse what `pack_program` wrote, `text` bytes and its number `count`; the program's input follows."""
+        """Parse a packed program: the first `text` bytes and the number `count` come from `pack_program`; stdin follows."""
         arguments, variables = count & 0xFFFF, count >> 16
         texts = data[:text].split(b"\0")
         pairs = (each.partition(b"=") for each in texts[1 + arguments : 1 + arguments + variables])
@@ -106,14 +107,14 @@ class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_void_p)]
 
 
-def _complain(name: bytes, error: OSError) -> NoReturn:
+def _fail(name: bytes, error: OSError) -> NoReturn:
     os.write(2, name[:400] + b": " + (error.strerror or "").encode() + b"\n")
     os._exit(126 if error.errno in (errno.EACCES, errno.ENOEXEC) else 127)
 
 
 def _limit(settings: SandboxSettings) -> None:
     for what, most in (
-        # per user, so for all programs together; their first process counts as pid 1's
+        # per user, so shared by all programs, of which each one's first process counts as pid 1's
         (resource.RLIMIT_NPROC, settings.processes - 1),
         (resource.RLIMIT_NOFILE, settings.open_files),
         (resource.RLIMIT_FSIZE, settings.disk),
@@ -128,7 +129,7 @@ def _give_up_capabilities() -> None:
 
 
 def act_as_owner(settings: SandboxSettings) -> None:
-    """Leave this fork only the programs' rights to files. Its real and saved uid stay pid 1's, so that no program can kill it."""
+    """Reduce this fork's file access to that of programs. Its real and saved uid stay pid 1's, so that no program can kill it."""
     own = os.getuid()
     os.umask(0o022)
     os.setgroups([])
@@ -155,44 +156,44 @@ def _give_up_rights(settings: SandboxSettings) -> None:
     call("prctl", PR_SET_SECCOMP, SECCOMP_FILTER, ctypes.byref(program), 0, 0)
 
 
-def _execute(wanted: ProgramRequest) -> NoReturn:
-    """Execute the program, found as a shell finds it."""
-    name, found = wanted.argv[0], FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-    places = [b""] if b"/" in name else wanted.env.get(b"PATH", b"/usr/bin:/bin").split(b":")
+def _execute(request: ProgramRequest) -> NoReturn:
+    """Execute the program, searched on the PATH as a shell does."""
+    name, found = request.argv[0], FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    places = [b""] if b"/" in name else request.env.get(b"PATH", b"/usr/bin:/bin").split(b":")
     for place in places:
         try:
-            os.execve(place + b"/" + name if place else name, wanted.argv, wanted.env)
+            os.execve(place + b"/" + name if place else name, request.argv, request.env)
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR):
                 found = error
-    _complain(name, found)
+    _fail(name, found)
 
 
-def become(
-    wanted: ProgramRequest, settings: SandboxSettings, group: ProcessGroup, outputs: tuple[int, int]
+def execute_program(
+    request: ProgramRequest, settings: SandboxSettings, group: ProcessGroup, outputs: tuple[int, int]
 ) -> NoReturn:
-    """Become the program. Never returns."""
+    """Set up descriptors, limits and privileges, and execute the program. Never returns."""
     name = b"isolate the program"
     try:
         os.setpgid(0, 0)
         group.join()
-        given = os.open("/dev/null", os.O_RDONLY)
-        if wanted.stdin:
-            given = os.memfd_create("input")
-            os.write(given, wanted.stdin)
-            os.lseek(given, 0, os.SEEK_SET)
-        for place, fd in enumerate((given, *outputs)):
+        stdin = os.open("/dev/null", os.O_RDONLY)
+        if request.stdin:
+            stdin = os.memfd_create("input")
+            os.write(stdin, request.stdin)
+            os.lseek(stdin, 0, os.SEEK_SET)
+        for place, fd in enumerate((stdin, *outputs)):
             os.dup2(fd, place)
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         os.umask(0o022)
         _limit(settings)
         _give_up_rights(settings)
-        name = wanted.cwd or os.fsencode(settings.workdir)
-        os.chdir(os.path.join(os.fsencode(settings.workdir), wanted.cwd))
-        _execute(wanted)
+        name = request.cwd or os.fsencode(settings.workdir)
+        os.chdir(os.path.join(os.fsencode(settings.workdir), request.cwd))
+        _execute(request)
     except OSError as error:
-        _complain(name, error)
+        _fail(name, error)
     finally:
         os._exit(126)
 
@@ -200,14 +201,14 @@ def become(
 # ---------------------------------------------------------------- all programs
 
 
-# between two checks of memory, busy or idle, and of a group that is being emptied
+# polling intervals: while programs run, while only background processes run, and while a group is being killed
 BUSY_S, QUIET_S, CLOSING_S = 0.02, 0.1, 0.005
 Answered = Callable[[int, dict[str, Any], bytes], None]
 
 
 @dataclass(slots=True)
 class Output:
-    """Output of a program, up to `cap` bytes. Output after the program's end is read and discarded."""
+    """One output stream of a program, read up to `cap` bytes. Output after the program's end is read and discarded."""
 
     fd: int
     cap: int
@@ -216,11 +217,11 @@ class Output:
 
     @property
     def flooded(self) -> bool:
-        """True if there was more than the limit."""
+        """True if the output exceeded `cap`."""
         return len(self.data) > self.cap
 
     def drain(self) -> bool:
-        """Read what is available. True if there was something and there may be more."""
+        """Read once. Return True if something was available and there may be more."""
         try:
             part = os.read(self.fd, 65536)
         except BlockingIOError:
@@ -232,7 +233,7 @@ class Output:
 
 @dataclass(slots=True)
 class Program:
-    """A program that was started. `code` is None until it ended; `reason` is why pid 1 ended it."""
+    """A started program. `code` is None until it ends; `reason` is why pid 1 killed it; `kills` counts OOM kills before its start."""
 
     number: int
     pid: int
@@ -246,21 +247,24 @@ class Program:
 
 
 class Programs:
-    """All programs of the sandbox. `answered` is called when a program ends, with its result."""
+    """The programs of the sandbox. `answered` is called with a program's number and result when it ends."""
 
     group: type[ProcessGroup] = ProcessGroup
 
     def __init__(self, settings: SandboxSettings, selector: selectors.BaseSelector, answered: Answered) -> None:
         self.settings, self._selector, self._answered = settings, selector, answered
         self._running: dict[int, Program] = {}
-        self._left: list[ProcessGroup] = []  # groups whose program ended
-        # children other than programs, with the function to call when they end
+        self._left: list[ProcessGroup] = []  # groups of programs that have ended, with background processes
+        # pid -> function to call with the exit code, for children other than programs
         self.others: dict[int, Callable[[int], None]] = {}
-        self._kills, self._dying = 0, set[int]()  # killed for lack of memory
+        self._kills, self._dying = (
+            0,
+            set[int](),
+        )  # processes killed for lack of memory: how many, and those not gone yet
         self._meminfo = os.open(f"{PROC}/meminfo", os.O_RDONLY)
         self._base = self._in_use()
 
-    def start(self, number: int, wanted: ProgramRequest, cap: int, timeout: float) -> None:
+    def start(self, number: int, request: ProgramRequest, cap: int, timeout: float) -> None:
         """Start a program. Raises OSError."""
         ends = [os.pipe(), os.pipe()]
         try:
@@ -268,31 +272,31 @@ class Programs:
             begun = time.monotonic()
             pid = os.fork()
             if pid == 0:
-                become(wanted, self.settings, group, (ends[0][1], ends[1][1]))
+                execute_program(request, self.settings, group, (ends[0][1], ends[1][1]))
         except OSError:
-            for ours, _ in ends:
-                os.close(ours)
+            for read_end, _ in ends:
+                os.close(read_end)
             raise
         finally:
-            for _, theirs in ends:
-                os.close(theirs)
+            for _, write_end in ends:
+                os.close(write_end)
         outputs = (Output(ends[0][0], cap), Output(ends[1][0], cap))
         self._running[number] = program = Program(number, pid, group, begun, begun + timeout, self._kills, outputs)
         for output in outputs:
             os.set_blocking(output.fd, False)
             self._selector.register(output.fd, selectors.EVENT_READ, lambda output=output: self._read(output, program))
 
-    def end_by_number(self, number: int) -> None:
-        """End a program that nobody waits for any more."""
+    def kill_program(self, number: int) -> None:
+        """Kill a program that nobody waits for any more."""
         if number in self._running:
-            self._end(self._running[number], "killed")
+            self._kill(self._running[number], "killed")
 
     def _read(self, output: Output, program: Program) -> None:
         output.drain()
         if not output.open:
             self._close(output)
         elif output.flooded and program.number in self._running:
-            self._end(program, "output")
+            self._kill(program, "output")
         if program.number not in self._running:
             output.data.clear()
 
@@ -300,66 +304,66 @@ class Programs:
         self._selector.unregister(output.fd)
         os.close(output.fd)
 
-    def _end(self, program: Program, reason: str) -> None:
-        """Kill a program with all it started: its process group by one call, then, once no process can be added, the remaining ones."""
+    def _kill(self, program: Program, reason: str) -> None:
+        """Kill a program and all its descendants: first its process group, then the rest once no process can be added."""
         program.reason = program.reason or reason
         if program.code is None:
-            end(-program.pid)
-            end(program.pid)
+            kill(-program.pid)
+            kill(program.pid)
         program.group.close()
         for pid in program.group.members():
-            end(pid)
+            kill(pid)
 
-    def look(self) -> float | None:
-        """Reap children, enforce deadlines and the memory limit. Returns the seconds until the next look, or None for any time."""
+    def poll(self) -> float | None:
+        """Reap children and enforce deadlines and the memory limit. Return the seconds until the next poll, or None if none is needed."""
         self._reap()
         now = time.monotonic()
         wait = [QUIET_S] if self._left else []
         for program in list(self._running.values()):
             if program.code is None and now >= program.deadline:
-                self._end(program, "timeout")
+                self._kill(program, "timeout")
             if program.reason is not None and program.group.members():
-                self._end(program, program.reason)
+                self._kill(program, program.reason)
                 wait.append(CLOSING_S)
             elif program.code is None or not self._finish(program):
                 wait.append(min(BUSY_S, max(CLOSING_S, program.deadline - now)))
         self._left = [group for group in self._left if not group.removed()]
         if self._running or self._left:
-            self._keep_memory()
+            self._enforce_memory_limit()
         return max(0.0, min(wait)) if wait else None
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 code = os.waitstatus_to_exitcode(ended[1])
-                if (told := self.others.pop(ended[0], None)) is not None:
-                    told(code)
+                if (result := self.others.pop(ended[0], None)) is not None:
+                    result(code)
                 for program in self._running.values():
                     if program.pid == ended[0] and program.code is None:
                         program.code = code
 
     def _finish(self, program: Program) -> bool:
-        """Send the result of a program that ended. False if it printed too much, so that its group must be emptied first."""
+        """Send the result of a program that ended. Return False if it printed too much, so that its processes must be killed first."""
         for output in program.outputs:
             while output.open and not output.flooded and output.drain():
                 continue
         reason, code = program.reason, program.code
         if any(output.flooded for output in program.outputs) and reason is None:
-            self._end(program, "output")
+            self._kill(program, "output")
             return False
         if reason is None and code and self._kills > program.kills:
             reason = "memory"
         del self._running[program.number]
         out, err = (bytes(output.data[: output.cap]) for output in program.outputs)
-        told = {"code": code, "reason": reason, "seconds": time.monotonic() - program.begun, "out": len(out)}
+        result = {"code": code, "reason": reason, "seconds": time.monotonic() - program.begun, "out": len(out)}
         for output in program.outputs:
             output.data.clear()
         self._left.append(program.group)
-        self._answered(program.number, told, out + err)
+        self._answered(program.number, result, out + err)
         return True
 
-    def _keep_memory(self) -> None:
-        """Kill the largest processes while all together use more than the limit, as a kernel does when out of memory."""
+    def _enforce_memory_limit(self) -> None:
+        """Kill the largest processes while all together exceed the memory limit, as the OOM killer does."""
         over = self._in_use() - self._base - self.settings.memory
         if over <= 0:
             return
@@ -371,14 +375,14 @@ class Programs:
         sizes = sorted((_size(pid), pid) for pid in pids)
         while over > 0 and sizes:
             size, pid = sizes.pop()
-            end(pid)
+            kill(pid)
             self._dying.add(pid)
             self._kills += 1
             over -= size
 
     def _in_use(self) -> int:
-        """Bytes used by processes and by file systems in memory. Shared memory counts once."""
-        lines = (line.split() for line in look(self._meminfo).splitlines())
+        """Return the bytes used by processes and by tmpfs. Shared memory counts once."""
+        lines = (line.split() for line in read_open(self._meminfo).splitlines())
         return sum(int(line[1]) for line in lines if line[0] in (b"AnonPages:", b"Shmem:")) << 10
 
 

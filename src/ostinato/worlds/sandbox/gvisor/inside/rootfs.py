@@ -1,11 +1,11 @@
-"""What pid 1 of a gVisor sandbox builds before it answers: one bounded file system for all that programs write, with the workspace on it.
+"""The file systems that pid 1 of a gVisor sandbox mounts: one size-limited tmpfs for everything that programs write, and the workspace.
 
-`/.box` belongs to pid 1, and no program can enter it. It holds what the host put there (`code`, `layers`) and:
+`/.box` belongs to pid 1, and no program can enter it. It contains the host's mounts (`code`, `layers`) and:
 
-    own/    the bounded tmpfs: f (the initial files), up and work (the workspace's own layer), tmp, shm
-    base/   the workspace as it was at the start, to compare with
+    own/    the size-limited tmpfs: f (the initial files), up and work (the workspace's writable layer), tmp, shm
+    base/   the workspace as it was at the start, for comparison
     proc/   pid 1's own /proc, whether or not programs have one
-    pids/   gVisor's own control groups, one for each program (`programs.py`)
+    pids/   gVisor's control groups, one for each program (`programs.py`)
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from kernel import AT_FDCWD, MS_BIND, MS_RDONLY, call, mount, step
 BOX = "/.box"
 OWN, BASE = f"{BOX}/own", f"{BOX}/base"
 GROUPS, PROC = f"{BOX}/pids", f"{BOX}/proc"
-# as `pack_files` in ../../spec_validation.py writes them: length of the name, mode, length of the file
+# header of a file packed by `pack_files` in ../../spec_validation.py: length of the name, mode, length of the content
 FILE = struct.Struct("<IIQ")
 NO_AUTOMOUNT, STATX = 0x800, {"x86_64": 332, "aarch64": 291}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxSettings:
-    """The host's settings for the sandbox. Sizes are in bytes. `owner` is the user that programs run as, `layers` is the number of layers.
-    With `alone`, programs see no processes, not even their own, since /proc is empty.
+    """The host's settings for the sandbox. `memory` and `disk` are in bytes; `layers` is the number of layers.
+
+    `owner` is the uid that programs run as. With `alone`, /proc is empty, so programs see no processes, not even their own.
     """
 
     workdir: str
@@ -44,15 +45,15 @@ class SandboxSettings:
     filter: bytes
 
     @classmethod
-    def read(cls, told: dict[str, Any]) -> SandboxSettings:
+    def read(cls, request: dict[str, Any]) -> SandboxSettings:
         """Parse the settings from a message."""
-        given: dict[str, Any] = {each.name: told[each.name] for each in fields(cls)}
-        given["filter"] = bytes.fromhex(told["filter"])
+        given: dict[str, Any] = {each.name: request[each.name] for each in fields(cls)}
+        given["filter"] = bytes.fromhex(request["filter"])
         return cls(**given)
 
 
-def take_files(blob: bytes, below: str, owner: int) -> None:
-    """Write files into a directory that nobody else can reach yet."""
+def unpack_files(blob: bytes, below: str, owner: int) -> None:
+    """Unpack files into `below`, a directory that nobody else can reach yet."""
     at = 0
     while at < len(blob):
         length, mode, size = FILE.unpack_from(blob, at)
@@ -78,7 +79,7 @@ def _make(name: str, mode: int, owner: int) -> None:
 
 
 def lay_out(settings: SandboxSettings, files: bytes) -> None:
-    """Mount the workspace and everything else that programs may write to. Raises StepError with the step that failed."""
+    """Mount the workspace and everything else that programs may write to. Raises StepError, which names the step."""
     os.umask(0)
     with step("mount the tmpfs"):
         os.mkdir(OWN)
@@ -86,12 +87,12 @@ def lay_out(settings: SandboxSettings, files: bytes) -> None:
         for name, mode in (("f", 0o755), ("up", 0o755), ("work", 0o700), ("tmp", 0o1777), ("shm", 0o1777)):
             _make(name, mode, settings.owner)
     with step("write the files"):
-        take_files(files, f"{OWN}/f", settings.owner)
+        unpack_files(files, f"{OWN}/f", settings.owner)
     lowers = ":".join([f"{OWN}/f", *(f"{BOX}/layers/{number}" for number in reversed(range(settings.layers)))])
     with step("mount the workspace"):
         data = f"lowerdir={lowers},upperdir={OWN}/up,workdir={OWN}/work"
         mount("overlay", settings.workdir, "overlay", 0, data)
-    with step("mount what the workspace is compared with"):
+    with step("mount the workspace's original state"):
         os.mkdir(BASE)
         if settings.layers:
             mount("overlay", BASE, "overlay", 0, f"lowerdir={lowers}")
@@ -103,7 +104,7 @@ def lay_out(settings: SandboxSettings, files: bytes) -> None:
 
 
 def build(settings: SandboxSettings, files: bytes) -> None:
-    """Mount everything. Raises StepError with the step that failed."""
+    """Mount all file systems. Raises StepError, which names the step."""
     lay_out(settings, files)
     with step("give /dev to nobody"):
         os.chown("/dev", os.getuid(), os.getgid())
@@ -118,7 +119,7 @@ def build(settings: SandboxSettings, files: bytes) -> None:
 
 
 def has_statx() -> bool:
-    """False if `statx` refuses a flag that coreutils' `ls` and `stat` use, as in releases of gVisor before 2023."""
+    """Return False if `statx` refuses a flag that coreutils' `ls` and `stat` use, as in releases of gVisor before 2023."""
     room = ctypes.create_string_buffer(256)
     try:
         call("syscall", ctypes.c_long(STATX[os.uname().machine]), AT_FDCWD, b"/", NO_AUTOMOUNT, 0x7FF, room)
