@@ -181,7 +181,7 @@ async def test_a_newer_segment_among_the_closed_ones_is_refused_when_it_is_read(
 def test_another_programs_database_is_refused(tmp_path: Path, sql: Any):
     (tmp_path / "log").mkdir()
     sql(tmp_path / "log" / FIRST, "CREATE TABLE bookmarks (url)")
-    with pytest.raises(BadConfig, match="no log of Ostinato's"):
+    with pytest.raises(BadConfig, match="not a log of Ostinato"):
         SqlLog.open(tmp_path / "log")
 
 
