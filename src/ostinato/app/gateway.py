@@ -251,7 +251,7 @@ def _router(run: Run) -> FoldedRouter | None:
 
 
 def _adaptation(run: Run, engine: Engine, renderer: HFRenderer) -> DialAdaptation | None:
-    """Return what applies people's dials to answers; None if dials are off. Raises BadConfig for an engine that cannot steer."""
+    """Return the component that applies people's dials to answers; None if dials are off. Raises BadConfig for an engine that cannot steer."""
     config = run.config
     if config.adapt.mode == "off":
         return None
@@ -265,7 +265,7 @@ def _adaptation(run: Run, engine: Engine, renderer: HFRenderer) -> DialAdaptatio
 
 
 def _styles(run: Run) -> StyleAdaptation | None:
-    """Return what assigns styles to people; None if there are none."""
+    """Return the component that assigns styles to people; None if there are none."""
     config = run.config
     if not config.adapt.styles.prompts:
         return None

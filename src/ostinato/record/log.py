@@ -95,7 +95,7 @@ class Appender:
         return newest + len(fresh)
 
     def waits(self, error: Exception) -> bool:
-        """True if another process holds the lock."""
+        """Return True if another process holds the lock."""
         return is_busy(error)
 
     def refusal(self, error: Exception) -> OstinatoError:

@@ -53,7 +53,7 @@ def turns_of(ids: Sequence[object]) -> list[str]:
 
 
 def figures_of(named: Mapping[str, float]) -> dict[str, float]:
-    """The first `_MOST_FIGURES` named numbers."""
+    """Return the first `_MOST_FIGURES` named numbers."""
     return {name[:120]: number for name, number in islice(named.items(), _MOST_FIGURES)}
 
 
