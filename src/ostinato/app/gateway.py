@@ -251,7 +251,7 @@ def _router(run: Run) -> FoldedRouter | None:
 
 
 def _adaptation(run: Run, engine: Engine, renderer: HFRenderer) -> DialAdaptation | None:
-    """Return the component that applies people's dials to answers; None if dials are off. Raises BadConfig for an engine that cannot steer."""
+    """Return the component that applies people's dials; None if dials are off. Raises BadConfig for an engine that cannot steer."""
     config = run.config
     if config.adapt.mode == "off":
         return None

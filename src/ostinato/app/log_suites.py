@@ -193,7 +193,7 @@ def _check_grade(draw: SuiteDraw, config: Config) -> None:
     if ":" in draw.grade:
         own_graders({draw.grader: draw.grade}, GRADERS)
     elif draw.grade not in _BUILT_IN:
-        raise BadConfig(f"--grade {draw.grade!r}: there are {', '.join(_BUILT_IN)}, and yours as module:function")
+        raise BadConfig(f"--grade {draw.grade!r}: choose {', '.join(_BUILT_IN)}, or your own as module:function")
     elif draw.grade == "judge" and config.worlds.judge is None:
         raise BadConfig(
             "--grade judge needs a model that judges: set [worlds.judge], or choose --grade exact or your own module:function"
@@ -347,7 +347,7 @@ def _noted_prompts(files: Iterable[str]) -> Iterator[tuple[int, str]]:
     for file in files:
         path = Path(file).expanduser()
         if not path.is_file():
-            logger.warning("suite %s is not here: turns about its prompts are learned from", file)
+            logger.warning("suite %s is not on this machine: its prompts are not held out of training", file)
             continue
         for task in load(path.resolve()).tasks:
             if {"prompt", "tokens"} <= task.about.keys() and task.about["tokens"].isdecimal():

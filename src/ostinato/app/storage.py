@@ -177,7 +177,7 @@ def check_elsewhere(config: Config) -> None:
         raise NotFound(f"no run's log at {name}; correct record.url or record.namespace")
     if not config.weights.url:
         raise BadConfig(
-            "record.url names the run's log, and nothing its weights, which are not here; name them in weights.url"
+            "record.url names the run's log, but its weights are not on this machine; name them in weights.url"
         )
 
 

@@ -349,7 +349,7 @@ async def copy_log(source: RowLog, open_target: OpenTarget, on_row: Callable[[Cu
     """
     if source.keys is not None:
         raise BadConfig(
-            "what people wrote is encrypted with keys of this log, which are not copied; it stays where it is"
+            "user text in this log is encrypted with its own keys, which cannot be copied; keep the log where it is"
         )
     end, horizon = source.newest(), await source.horizon()
     with open_target(horizon + 1) as target:

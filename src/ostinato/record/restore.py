@@ -316,9 +316,9 @@ def _merge_present(db: Any, keys: Path, secrets: dict[int, bytes], master: Maste
         found = _unwrap_all(present, master)
     except BadConfig as error:
         raise BadConfig(
-            f"record.master_key opens the keys of the backup, but not those in {keys}, which would be lost: if `ostinato log rekey` made "
-            f"them so, set record.master_key to its new file and name the old one's with {OLD_MASTER}; or move {keys} away, keep it, and "
-            "name it with --keys, so that what was forgotten stays forgotten"
+            f"record.master_key opens the keys of the backup, but not those in {keys}, which would be lost: if `ostinato log rekey` "
+            f"changed their master key, set record.master_key to its file and name the old one's with {OLD_MASTER}; or move {keys} away, "
+            "keep it, and name it with --keys, so that what was forgotten stays forgotten"
         ) from error
     if any(secrets.get(number, secret) != secret for number, secret in found.items()):
         raise _other_log(keys)

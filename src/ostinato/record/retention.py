@@ -43,7 +43,9 @@ def drop_segments(directory: LogDirectory, now: float, retain_days: float, keep_
         if not is_busy(error):
             raise translate(error, directory.path) from error
     except OSError as error:
-        raise StorageFull(f"{directory.path} could not be thinned: {error}; free space, then try again") from error
+        raise StorageFull(
+            f"old rows of {directory.path} could not be dropped: {error}; free space, then try again"
+        ) from error
     return dropped
 
 

@@ -48,7 +48,7 @@ def hold(directory: Path, role: str, *, wait_s: float = 0.0) -> Generator[Path]:
     except OSError as error:
         if isinstance(error, PermissionError) and (owner := _other_owner(path)) is not None:
             raise StorageFull(
-                f"cannot open {path}: {error}; it belongs to user {owner}: give it, and what else of {directory} is theirs, to user "
+                f"cannot open {path}: {error}; it belongs to user {owner}: give it and their other files in {directory} to user "
                 f"{os.geteuid()} (chown)"
             ) from error
         raise StorageFull(f"cannot create {path}: {error}; make the directory writable") from error

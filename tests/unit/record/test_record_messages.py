@@ -143,7 +143,7 @@ def test_a_lock_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(os, "open", deny)
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
     remedy = (
-        f"it belongs to user {path.stat().st_uid}: give it, and what else of {tmp_path} is theirs, to user 4711 (chown)"
+        f"it belongs to user {path.stat().st_uid}: give it and their other files in {tmp_path} to user 4711 (chown)"
     )
     with refused(StorageFull, f"cannot open {path}: {denied}; {remedy}"), roles.hold(tmp_path, "draining"):
         pass
@@ -216,9 +216,7 @@ async def test_a_disk_that_cannot_be_read_or_thinned(tmp_path: Path, monkeypatch
             StorageFull, f"{tmp_path / 'log'} cannot be read: [Errno 28] No space left on device; repair the disk"
         ):
             await collect(log)
-        message = (
-            f"{tmp_path / 'log'} could not be thinned: [Errno 28] No space left on device; free space, then try again"
-        )
+        message = f"old rows of {tmp_path / 'log'} could not be dropped: [Errno 28] No space left on device; free space, then try again"
         with refused(StorageFull, message):
             retention.drop_segments(LogDirectory(tmp_path / "log"), 1.0, 1.0, 1)
 

@@ -87,7 +87,7 @@ class LogServer:
             raise BadConfig("record.url is not a Postgres URL; write postgresql://user@host/database") from None
         if "password" in found:
             raise BadConfig(
-                "record.url holds a password; name the environment variable that does in record.password_env"
+                "record.url holds a password; put it into an environment variable, and name that in record.password_env"
             )
         if not config.allow_unverified:
             _check_verified(found, environment)
@@ -206,7 +206,7 @@ class LogServer:
         if code.startswith("54"):
             return TooLarge(f"a row is larger than {self.name} can hold: {said}; send less at once")
         if code == "42501":
-            return BadConfig(f"{self.name} refuses us: {said}; grant the user of record.url its schema")
+            return BadConfig(f"{self.name} refuses access: {said}; grant the user of record.url its schema")
         if code == "55P03":
             return Unavailable(
                 f"the log at {self.name} could not be used: {said}; another session (a pg_dump, say) holds a table or the log's lock: "
