@@ -99,7 +99,7 @@ class BranchErasure(ErasureReplay):
         await asyncio.to_thread(write_atomic, self._files.rows(job.id), "", durable=True)
         done = replace(job, last=last, start=last, version=job.begun)
         self._certify(done, "")
-        self._keep(done)
+        self._save_job(done)
         logger.warning("the branch began anew at %s, without forgotten people", start)
         return True
 
@@ -126,7 +126,7 @@ class BranchErasure(ErasureReplay):
             erased_turns=turns,
             begun=(start.number, start.hash),
         )
-        self._keep(job)
+        self._save_job(job)
         self._files.take(people)
         return job
 

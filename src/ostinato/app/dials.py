@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 _CONCURRENT = 128  # answers sampled at the same time
 _LIKELY_EVERY = 8  # every eighth answer is used to find the likely tokens
 _ROUND_SEED = 1_000_003  # distance between the seeds of two rounds of a check
-Told = Callable[[str, int, int], None]
+OnProgress = Callable[[str, int, int], None]
 """Called with the current activity, how much of it is done, and the total."""
 
 
@@ -98,7 +98,7 @@ async def fit_live(
     each: int,
     tokens: int,
     seed: int,
-    on_progress: Told,
+    on_progress: OnProgress,
     version: PolicyVersion | None = None,
     names: Sequence[str] | None = None,
 ) -> FittedBasis:
@@ -132,7 +132,7 @@ async def fit_live(
 
 
 async def _answers(
-    engine: Engine, prompts: Sequence[tuple[int, ...]], sampling: Sampling, each: int, on_progress: Told
+    engine: Engine, prompts: Sequence[tuple[int, ...]], sampling: Sampling, each: int, on_progress: OnProgress
 ) -> list[tuple[int, tuple[int, ...], Finish]]:
     """Sample answers; return the prompt's index, the token ids and the finish reason of each."""
     gate, done = asyncio.Semaphore(max(1, _CONCURRENT // each)), 0
@@ -233,7 +233,7 @@ async def check_live(
     basis: Basis | None,
     *,
     seed: int,
-    on_progress: Told,
+    on_progress: OnProgress,
     version: PolicyVersion | None = None,
     styles: Sequence[Style] = (),
 ) -> BasisCheck:
@@ -360,7 +360,7 @@ class _Check:
         prior: Prior,
         styles: Sequence[Style],
         seed: int,
-        on_progress: Told,
+        on_progress: OnProgress,
     ) -> None:
         self._config, self._rules = run.config, run.config.adapt.safety
         self._policy, self._answers = policy, answers
@@ -547,7 +547,7 @@ class CheckedStyle:
 
 
 async def check_styles(
-    run: Run, *, seed: int, on_progress: Told, version: PolicyVersion | None = None
+    run: Run, *, seed: int, on_progress: OnProgress, version: PolicyVersion | None = None
 ) -> tuple[PolicyVersion, list[CheckedStyle]]:
     """Check each configured style with a version (None: the live one) against `adapt.styles.suite`. Also return the version.
 

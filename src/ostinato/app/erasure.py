@@ -339,11 +339,11 @@ class ErasureReplay:
             for file in older.iterdir():  # not `copytree`, whose error hides that the disk is full
                 os.link(file, links / file.name)
             shutil.copystat(older, links)  # the time tells which of two checkpoints of a step is newer
-        self._keep(job)
+        self._save_job(job)
         self._files.take(people)
         return job
 
-    def _keep(self, job: ErasureJob) -> None:
+    def _save_job(self, job: ErasureJob) -> None:
         self._files.put("job.json", asdict(job))
         self.job = job
 
@@ -359,16 +359,18 @@ class ErasureReplay:
             raise Conflict(
                 "a replay was begun from the start of training: restart the trainer, which goes on with it first"
             )
-        noted = [line for line in self._noted(job.id) if line["step"] <= trainer.step_count]  # later steps are replayed
+        noted = [
+            line for line in self._replayed_steps(job.id) if line["step"] <= trainer.step_count
+        ]  # later steps are replayed
         text = "".join(json.dumps(line) + "\n" for line in noted)
         await asyncio.to_thread(write_atomic, self._files.steps(job.id), text, durable=True)
         if trainer.step_count < job.start:
             taken = (path.name for path in stored(self._files.checkpoints) if step_of(path) == trainer.step_count)
             job = replace(job, start=trainer.step_count, checkpoint=next(taken, BASE))
-            self._keep(job)
+            self._save_job(job)
         return job
 
-    def _noted(self, id: str) -> list[dict[str, Any]]:
+    def _replayed_steps(self, id: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         with suppress(FileNotFoundError):
             for line in self._files.steps(id).read_text().splitlines():
@@ -454,7 +456,7 @@ class ErasureReplay:
         self._certify(replace(job, version=(version.number, version.hash)), "")
         await point_ref(self._run.store, f"{ERASURES}{job.id}", version.hash)  # protects it from garbage collection
         await parts.candidates.offer()
-        self._keep(replace(job, version=(version.number, version.hash)))
+        self._save_job(replace(job, version=(version.number, version.hash)))
         shutil.rmtree(self._files.work, ignore_errors=True)
         logger.warning("training goes on from %s, which was trained without forgotten people", version)
 
@@ -465,7 +467,7 @@ class ErasureReplay:
         if verdict and path.exists():
             made = ErasureCertificate.model_validate_json(path.read_bytes()).model_copy(update={"verdict": verdict})
         else:
-            noted = [line for line in self._noted(job.id) if line["step"] > job.start]
+            noted = [line for line in self._replayed_steps(job.id) if line["step"] > job.start]
             taken = [float(line["ess_turns"]) for line in noted if "ess_turns" in line]
             rows = certificate.read_rows(self._files.rows(job.id).read_text().splitlines())
             made = ErasureCertificate(
@@ -513,7 +515,7 @@ class ErasureReplay:
                 await store.delete_ref(ref, value)
         self._certify(job, await self._verdict(job.version))
         if not found.named and not left:
-            self._keep(replace(job, done=True))
+            self._save_job(replace(job, done=True))
         return replace(found, checkpoints=[path for path in found.checkpoints if path not in left]).line()
 
     def _has_verdict(self, id: str) -> bool:

@@ -33,7 +33,7 @@ from ostinato.record.codec.kinds import FOR_EVER, KINDS
 from ostinato.record.reader import LogReader
 from ostinato.record.rowlog import RowLog
 from ostinato.record.segment import SegmentGone, open_segment
-from ostinato.record.segment_directory import LogDirectory, SealedKeys
+from ostinato.record.segment_directory import LogDirectory, SegmentFilters
 from ostinato.record.sqlite import connect, copy_pages, driver, is_busy, remove, translate
 
 FORMAT = 1
@@ -255,7 +255,7 @@ class _Copy:
                     path.parent.rmdir()  # if nothing else is in it
 
     def _newest(self) -> Cursor:
-        with contextlib.closing(LogReader(self._log, None, SealedKeys())) as reader:
+        with contextlib.closing(LogReader(self._log, None, SegmentFilters())) as reader:
             return reader.newest()
 
     def _segment(self, first: Cursor) -> _Copied:

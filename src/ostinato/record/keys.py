@@ -344,8 +344,8 @@ def assign_keys(rows: Sequence[Ready], mode: Encrypt, ring: KeyRing, known: Call
 def _owners(rows: Sequence[Ready], known: Callable[[Sequence[str]], Owners]) -> Owners:
     """Return the owners of all turns that signals with text refer to, without unknown turns."""
     fresh = {row.row.id: (row.row.tenant, row.row.user) for row in rows if isinstance(row.row, Turn)}
-    told = dict.fromkeys(row.row.turn for row in rows if isinstance(row.row, Signal) and row.said is not None)
-    older = [turn for turn in told if turn not in fresh]
+    referenced = dict.fromkeys(row.row.turn for row in rows if isinstance(row.row, Signal) and row.said is not None)
+    older = [turn for turn in referenced if turn not in fresh]
     return {**fresh, **(known(older) if older else {})}
 
 

@@ -30,7 +30,7 @@ from ostinato.record.reader import LogReader
 from ostinato.record.retention import drop_segments, keep_rows
 from ostinato.record.rowlog import RowLog
 from ostinato.record.segment import KEYS, Segment, SegmentGone, create_segment
-from ostinato.record.segment_directory import LogDirectory, OpenSegments, SealedKeys, build
+from ostinato.record.segment_directory import LogDirectory, OpenSegments, SegmentFilters, build_filter
 from ostinato.record.sqlite import driver, is_busy, translate, translated
 
 # ---------------------------------------------------------------- appending
@@ -43,7 +43,7 @@ class Appender:
     """
 
     def __init__(
-        self, directory: LogDirectory, config: RecordConfig, clock: Clock, ring: KeyRing | None, sealed: SealedKeys
+        self, directory: LogDirectory, config: RecordConfig, clock: Clock, ring: KeyRing | None, sealed: SegmentFilters
     ) -> None:
         self.name = str(directory.path)
         self.token_text: TokenText | None = None
@@ -182,7 +182,7 @@ class Appender:
         db, rows_of = head.segment.db, head.segment.rows_of
         tables = [kind.table for kind in KINDS if db.execute(f"SELECT 1 FROM {rows_of(kind)} LIMIT 1").fetchone()]
         keys = [key for (key,) in db.execute("SELECT key FROM identities")]
-        seal = (head.segment.newest(), self._clock(), json.dumps(tables), build(keys))
+        seal = (head.segment.newest(), self._clock(), json.dumps(tables), build_filter(keys))
         db.execute("INSERT INTO seal VALUES (1, ?, ?, ?, ?)", seal)
         db.execute("COMMIT")
         with suppress(driver.Error):
@@ -233,7 +233,7 @@ class SqlLog(RowLog):
 
     def __init__(self, directory: LogDirectory, clock: Clock, config: RecordConfig) -> None:
         self._directory = directory
-        ring, sealed = _open_ring(directory.path, config, clock), SealedKeys()
+        ring, sealed = _open_ring(directory.path, config, clock), SegmentFilters()
         reader = LogReader(directory, ring, sealed)
         super().__init__(reader, Appender(directory, config, clock, ring, sealed), ring, config)
 

@@ -95,14 +95,14 @@ class SqlPersonCache:
         return self._ring.living(Scope(tenant, user=user if self._mode is Encrypt.USER else None))
 
     def load(self, person: Person) -> bytes | None:
-        _, row = self._places(person)
+        _, row = self._row_keys(person)
         with translated(self._path):
             found = self._read.execute("SELECT secret, value FROM people WHERE person = ?", (row,)).fetchone()
         return None if found is None or found[0] != self.key(person) else self._decrypted(row, *found)
 
     def newest(self, tenant: str, most: int, without: Collection[Person] = ()) -> list[bytes]:
         """May be called from any thread."""
-        of, left_out = self._tenant(tenant)[0], {self._places(person)[1] for person in without}
+        of, left_out = self._tenant(tenant)[0], {self._row_keys(person)[1] for person in without}
         found = list[bytes]()
         with translated(self._path):
             if self._ring is not None:
@@ -123,7 +123,7 @@ class SqlPersonCache:
     def write(self, cursor: Cursor, note: str, values: Mapping[Person, PersonValue | None]) -> None:
         """Write without fsync: a cache that a power cut sets back is folded again from its earlier cursor."""
         with translated(self._path):
-            rows = {self._places(person): self._encrypted(person, value) for person, value in values.items()}
+            rows = {self._row_keys(person): self._encrypted(person, value) for person, value in values.items()}
             kept = [(row, tenant, *sealed) for (tenant, row), sealed in rows.items() if sealed is not None]
             with transaction(self._write):
                 gone = [(row,) for (_, row), sealed in rows.items() if sealed is None]
@@ -147,7 +147,7 @@ class SqlPersonCache:
 
     def pseudonym(self, person: Person) -> str:
         """Return a pseudonym of a person, 32 hexadecimal digits, which cannot be computed without this cache's secret."""
-        return self._places(person)[1].hex()
+        return self._row_keys(person)[1].hex()
 
     # ------------------------------------------------------------ rows
 
@@ -184,11 +184,11 @@ class SqlPersonCache:
         if key is None:  # the log has no key for this person's text, so the value cannot be encrypted
             return None
         try:
-            return at, key, self._ring.encrypt(key, self._places(person)[1], plain)
+            return at, key, self._ring.encrypt(key, self._row_keys(person)[1], plain)
         except KeyDestroyed:
             return None
 
-    def _places(self, person: Person) -> tuple[bytes, bytes]:
+    def _row_keys(self, person: Person) -> tuple[bytes, bytes]:
         """Return the row keys of the tenant and of the person."""
         tenant, secret = self._tenant(person[0])
         return tenant, hmac.digest(secret, person[1].encode(), "sha256")[:_KEY_BYTES]
@@ -230,7 +230,7 @@ class PersonCacheView(SqlPersonCache):
 
     def __init__(self, path: Path, ring: KeyRing | None, mode: Encrypt) -> None:
         self._path, self._ring, self._mode = path, None if mode is Encrypt.NONE else ring, mode
-        self._told = dict[Person, PersonValue | None]()
+        self._written = dict[Person, PersonValue | None]()
         self._secret, self._read = secrets.token_bytes(_SECRET_BYTES), None
         with suppress(driver.Error, OSError, ValueError):
             secret = bytes.fromhex(path.with_suffix(".key").read_text())
@@ -251,27 +251,27 @@ class PersonCacheView(SqlPersonCache):
                 return int(state["cursor"]), state["note"]
             self._read.close()
             self._read = None
-        self._told.clear()
+        self._written.clear()
         return 0, ""
 
     def load(self, person: Person) -> bytes | None:
-        if person in self._told:
-            told = self._told[person]
-            return None if told is None or told[1] != self.key(person) else told[2]
+        if person in self._written:
+            written = self._written[person]
+            return None if written is None or written[1] != self.key(person) else written[2]
         return None if self._read is None else super().load(person)
 
     def write(self, cursor: Cursor, note: str, values: Mapping[Person, PersonValue | None]) -> None:
-        self._told.update(values)
+        self._written.update(values)
 
     def people(self) -> int:
         """Return how many people have a value."""
         if self._read is None:
-            return sum(told is not None for told in self._told.values())
+            return sum(written is not None for written in self._written.values())
         count = self._read.execute("SELECT count(*) FROM people").fetchone()[0]
-        for person, told in self._told.items():
-            row = (self._places(person)[1],)
+        for person, written in self._written.items():
+            row = (self._row_keys(person)[1],)
             known = self._read.execute("SELECT 1 FROM people WHERE person = ?", row).fetchone() is not None
-            count += (told is not None) - known
+            count += (written is not None) - known
         return count
 
 

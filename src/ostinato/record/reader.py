@@ -15,7 +15,7 @@ from ostinato.core.seams import Cursor
 from ostinato.record.codec.kinds import TURNS, Kind, key_of
 from ostinato.record.keys import KeyRing
 from ostinato.record.segment import END, Segment, SegmentGone
-from ostinato.record.segment_directory import LogDirectory, OpenSegments, SealedKeys
+from ostinato.record.segment_directory import LogDirectory, OpenSegments, SegmentFilters
 from ostinato.record.sqlite import driver, is_busy, translate
 
 PAGE = 256  # rows of each kind read at once
@@ -28,7 +28,7 @@ T = TypeVar("T")
 class LogReader:
     """Answers queries about the log. Thread-safe: one query at a time. Never blocks a writer."""
 
-    def __init__(self, directory: LogDirectory, ring: KeyRing | None, sealed: SealedKeys) -> None:
+    def __init__(self, directory: LogDirectory, ring: KeyRing | None, sealed: SegmentFilters) -> None:
         self._directory = directory
         self._ring = ring
         self._segments = OpenSegments(directory, ring, sealed)

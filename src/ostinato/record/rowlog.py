@@ -514,17 +514,21 @@ class RowLog(ABC):
             scopes = [Scope(tenant, user), *(Scope(tenant, turn=turn) for turn in theirs)]
             missing = set(early).difference(found)
         await self._ask(lambda: ring.forget(tenant, scopes))
-        told = await self._newest_forgotten_keys()
-        untold = [row for row in await self._missing_forgotten(ring, told) if user is not None or row.tenant != tenant]
+        newest_keys = await self._newest_forgotten_keys()
+        notices = [
+            row for row in await self._missing_forgotten(ring, newest_keys) if user is not None or row.tenant != tenant
+        ]
         if user is None:
             newest = max(
                 (number for number, scope in await self._ask(ring.destroyed) if scope.tenant == tenant), default=0
             )
-            if (tenant, None) not in told or newest > told[tenant, None]:
-                untold.append(_forgotten(tenant, None, newest, ring.clock()))
-        elif (tenant, user) not in told and not any(row.user == user and row.tenant == tenant for row in untold):
-            untold.append(_forgotten(tenant, user, 0, ring.clock()))  # no key of theirs existed
-        place = await self.append(*untold)
+            if (tenant, None) not in newest_keys or newest > newest_keys[tenant, None]:
+                notices.append(_forgotten(tenant, None, newest, ring.clock()))
+        elif (tenant, user) not in newest_keys and not any(
+            row.user == user and row.tenant == tenant for row in notices
+        ):
+            notices.append(_forgotten(tenant, user, 0, ring.clock()))  # no key of theirs existed
+        place = await self.append(*notices)
         # last, because it reads other people's rows, which may be damaged
         if missing and await self.horizon():
             awaited = await self._awaited_turns(tenant, missing, ring.clock() - _MAX_LEAD_S)
@@ -584,24 +588,26 @@ class RowLog(ABC):
         seen = len(destroyed), destroyed[-1][0] if destroyed else 0
         if ring is None or seen == self._noted:
             return 0
-        untold = await self._missing_forgotten(ring, await self._newest_forgotten_keys())
-        await self.append(*untold)
+        notices = await self._missing_forgotten(ring, await self._newest_forgotten_keys())
+        await self.append(*notices)
         self._noted = seen
-        return len(untold)
+        return len(notices)
 
     async def _newest_forgotten_keys(self) -> dict[tuple[str, str | None], int]:
         """Return the newest destroyed key that the log's `Forgotten` rows name, as {(tenant, user): key number}."""
-        told: dict[tuple[str, str | None], int] = {}
+        newest_keys: dict[tuple[str, str | None], int] = {}
         async for _, row in self.read(0, {Forgotten}):
             if isinstance(row, Forgotten):
-                told[row.tenant, row.user] = max(row.key, told.get((row.tenant, row.user), 0))
-        return told
+                newest_keys[row.tenant, row.user] = max(row.key, newest_keys.get((row.tenant, row.user), 0))
+        return newest_keys
 
-    async def _missing_forgotten(self, ring: KeyRing, told: Mapping[tuple[str, str | None], int]) -> list[Forgotten]:
+    async def _missing_forgotten(
+        self, ring: KeyRing, newest_keys: Mapping[tuple[str, str | None], int]
+    ) -> list[Forgotten]:
         """Return the `Forgotten` rows of destroyed keys that the log lacks."""
         found: dict[tuple[str, str | None], int] = {}
         for number, scope in await self._ask(ring.destroyed):
-            if number > max(told.get((scope.tenant, user), 0) for user in (scope.user, None)):
+            if number > max(newest_keys.get((scope.tenant, user), 0) for user in (scope.user, None)):
                 found[scope.tenant, scope.user] = number
         return [_forgotten(tenant, user, number, ring.clock()) for (tenant, user), number in found.items()]
 

@@ -36,24 +36,24 @@ _MAX_EXPONENT = 20  # log2 of the words of the largest filter: the word index ta
 Words = NDArray[np.uint64]
 
 
-def build(keys: Sequence[int]) -> bytes:
+def build_filter(keys: Sequence[int]) -> bytes:
     """Return the filter of a segment with these keys in its stored form."""
     exponent = min(_MAX_EXPONENT, max(4, (len(keys) * BITS // 64).bit_length()))
     words = np.zeros(1 << exponent, np.uint64)
-    one, two, mask = _places(np.asarray(keys, np.uint64), exponent)
+    one, two, mask = _word_bits(np.asarray(keys, np.uint64), exponent)
     np.bitwise_or.at(words, one, mask)
     np.bitwise_or.at(words, two, mask)
     return words.astype("<u8").tobytes()
 
 
-def _places(keys: Words, exponent: int) -> tuple[Words, Words, Words]:
+def _word_bits(keys: Words, exponent: int) -> tuple[Words, Words, Words]:
     """Return the two word indices and the bit mask of each key. Keys are hashes, so their bits are used directly."""
     last = np.uint64((1 << exponent) - 1)
     bits = [np.uint64(1) << (keys >> np.uint64(shift) & np.uint64(63)) for shift in (40, 46, 52)]
     return keys & last, keys >> np.uint64(20) & last, bits[0] | bits[1] | bits[2]
 
 
-class SealedKeys:
+class SegmentFilters:
     """The Bloom filters of all closed segments. Thread-safe."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class SealedKeys:
         asked = np.asarray(keys, np.uint64)
         with self._lock:
             for exponent, (table, segments) in self._sizes.items():
-                one, two, mask = _places(asked, exponent)
+                one, two, mask = _word_bits(asked, exponent)
                 hit = table[one] & table[two] & mask[:, None] == mask[:, None]
                 for row, column in zip(*np.nonzero(hit), strict=True):
                     first = segments[column] if column < len(segments) else None
@@ -203,7 +203,7 @@ class OpenSegments:
     `learn_filters` adds the filters of closed segments to `sealed`.
     """
 
-    def __init__(self, directory: LogDirectory, ring: KeyRing | None, sealed: SealedKeys) -> None:
+    def __init__(self, directory: LogDirectory, ring: KeyRing | None, sealed: SegmentFilters) -> None:
         self.directory = directory
         self.sealed = sealed
         self._ring = ring
@@ -266,4 +266,4 @@ class OpenSegments:
                 self.listing(again=True)
                 continue
             with closing(segment):
-                self.sealed.add(first, segment.filter() or build([]))
+                self.sealed.add(first, segment.filter() or build_filter([]))

@@ -59,11 +59,11 @@ def branch_line(found: BranchNow) -> str:
     Example: "branch of acme: v45 from v41; 812 turns learned in 31 steps; shipped v45: better; +4.1 pp beside live, 95% [+0.3, +7.9] (...)"
     """
     version, parent = (_named(each) for each in (found.version, found.parent))
-    said = [
+    parts = [
         f"branch of {found.tenant}: {version} from {parent}",
         f"{found.learned} turns learned in {found.step} steps",
     ]
-    return "; ".join([*said, *([found.gate] if found.gate else []), found.beside, *found.troubles])
+    return "; ".join([*parts, *([found.gate] if found.gate else []), found.beside, *found.troubles])
 
 
 def _named(policy: PolicyVersion | None) -> str:

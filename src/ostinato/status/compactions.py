@@ -154,7 +154,7 @@ class CompactionTally:
         if turn.redacted or (len(turn.prompt_ids) < LONG_PROMPT and session not in self.sessions):
             return False
         new, length = session not in self.sessions, len(turn.prompt_ids)
-        rated, window = self._held(session, turn.user)
+        rated, window = self._touch(session, turn.user)
         rated.longest = max(rated.longest, length)
         if turn.purpose is Purpose.COMPACTION:
             self.asked += 1
@@ -178,10 +178,10 @@ class CompactionTally:
             window.facts = set(window.began.kept)
             window.pending.clear()
         if turn.purpose is Purpose.TASK and len(window.facts) < _FACTS:
-            said = facts_of(turn.text, turn.episode)
-            window.facts.update(sorted(said)[: _FACTS - len(window.facts)])
+            facts = facts_of(turn.text, turn.episode)
+            window.facts.update(sorted(facts)[: _FACTS - len(window.facts)])
             if window.began is not None:
-                window.began.used |= said & window.began.window
+                window.began.used |= facts & window.began.window
         return turn.purpose is Purpose.TASK
 
     def reward(self, session: Session, value: float) -> None:
@@ -204,7 +204,7 @@ class CompactionTally:
         opened = [window.began.counts(tenant) for (tenant, _), window in self._windows.items() if window.began]
         return [*self._closed, *opened][-SUMMARIES:]
 
-    def _held(self, session: Session, user: str) -> tuple[_Rated, _Window]:
+    def _touch(self, session: Session, user: str) -> tuple[_Rated, _Window]:
         """Return a session's rewards and window, and make it the newest; evict the oldest."""
         rated, window = self.sessions.setdefault(session, _Rated(user)), self._windows.setdefault(session, _Window())
         self.sessions.move_to_end(session)

@@ -119,12 +119,12 @@ def dials_line(found: DialsNow) -> str:
 def cautions(found: DialsNow) -> list[str]:
     """Return what an operator must know before trusting the difference."""
     effect = found.effect
-    said = [] if found.fitted or effect is None or effect.accepted is None else [found.missing]
+    sentences = [] if found.fitted or effect is None or effect.accepted is None else [found.missing]
     if effect is not None and effect.mixed:
-        said.append(
+        sentences.append(
             f"{effect.mixed} people of the holdout had dials before adapt.holdout was raised: the difference is too small until both "
             "sides are counted anew, within four weeks"
         )
     if effect is not None and effect.full:
-        said.append("not all people are counted: the 10,000 who came first in each two weeks")
-    return said
+        sentences.append("not all people are counted: the 10,000 who came first in each two weeks")
+    return sentences

@@ -129,7 +129,7 @@ class IndexQueries:
     def turn(self, id: str, tenant: str | None) -> IndexedTurn | None:
         """Return one turn's row; None if it is another tenant's (`tenant` None: any tenant's)."""
         sql = "SELECT seq, id, outcome, value, step FROM turns WHERE id = ? AND (?2 IS NULL OR tenant = ?2)"
-        return next(map(_found, self.rows(sql, id, tenant)), None)
+        return next(map(_turn_row, self.rows(sql, id, tenant)), None)
 
     def signals(self, turns: Mapping[str, str]) -> dict[str, list[tuple[str, str]]]:
         """Return (id, name) of each turn's newest hundred signals, in log order. `turns`: {turn: its tenant}; only its signals count."""
@@ -157,7 +157,7 @@ class IndexQueries:
         elif query.before is not None:
             place, bounds = f" AND {at} < ?", [query.before]
         sql = f"SELECT turns.seq, id, outcome, value, step FROM {where}{place} ORDER BY {at} {order} LIMIT {PAGE_ROWS + 1}"
-        return [_found(row) for row in db.execute(sql, values + bounds)]
+        return [_turn_row(row) for row in db.execute(sql, values + bounds)]
 
     def _count(self, db: Any, where: str, values: list[Any]) -> int:
         try:
@@ -313,7 +313,7 @@ def _conditions(query: TurnQuery) -> tuple[str, list[Any]]:
     return f"{tables} WHERE {' AND '.join(parts) or 'TRUE'}", values
 
 
-def _found(row: Sequence[Any]) -> IndexedTurn:
+def _turn_row(row: Sequence[Any]) -> IndexedTurn:
     seq, id, outcome, value, step = row
     return IndexedTurn(seq=seq, id=id, outcome=outcome, value=value, step=step)
 

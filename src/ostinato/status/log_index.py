@@ -248,11 +248,11 @@ class PageIndex:
     ) -> None:
         """Record the outcome of turns. Some may not be in the index yet, because turns are also read backwards."""
         self._db.execute("INSERT OR IGNORE INTO outcomes VALUES (?)", (outcome,))
-        said = (outcome, _RANK[kind], value, step)
+        values = (outcome, _RANK[kind], value, step)
         for turn in turns:
-            if not self._db.execute(f"UPDATE turns SET {_SETTLE} WHERE id = ?5", (*said, turn)).rowcount:
+            if not self._db.execute(f"UPDATE turns SET {_SETTLE} WHERE id = ?5", (*values, turn)).rowcount:
                 insert = "INSERT INTO loose (outcome, rank, value, step, turn) VALUES (?1, ?2, ?3, ?4, ?5)"
-                self._db.execute(f"{insert} ON CONFLICT (turn) DO UPDATE SET {_SETTLE}", (*said, turn))
+                self._db.execute(f"{insert} ON CONFLICT (turn) DO UPDATE SET {_SETTLE}", (*values, turn))
 
     def _alarm(self, seq: Cursor, alarm: Alarm) -> None:
         values = (seq, alarm.name, alarm.reason, alarm.at, int(alarm.state is AlarmState.RAISED))

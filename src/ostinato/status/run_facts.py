@@ -167,8 +167,8 @@ class RunFacts:
     async def turns(self, query: index_queries.TurnQuery) -> TurnList:
         found = await self._ask(lambda: self._questions.turns(query))
         turns = {turn.id: turn for turn in await self._find(Turn, [(row.id,) for row in found.rows])}
-        said = await self._said(turns)
-        rows = tuple(_line(row, turns[row.id], said[row.id]) for row in found.rows if row.id in turns)
+        signal_names = await self._signal_names(turns)
+        rows = tuple(_line(row, turns[row.id], signal_names[row.id]) for row in found.rows if row.id in turns)
         return TurnList(rows=rows, page=found, unread=self.feed.unread_turns, searchable=self._index.words)
 
     async def turn(self, id: str, tenant: str | None) -> TurnDetail | None:
@@ -179,15 +179,15 @@ class RunFacts:
             return None
         turn = turns[0]
         row = row or _unread(id)
-        said = (await self._said({id: turn}))[id]
-        signals = await self._find(Signal, [(turn.tenant, signal) for signal, _ in said])
+        signal_names = (await self._signal_names({id: turn}))[id]
+        signals = await self._find(Signal, [(turn.tenant, signal) for signal, _ in signal_names])
         rewards = await self._find(Reward, [(id,)])
         decided = [*rewards, *await self._find(Quarantine, [(id,)])]
         step = row.step
         batches = await self._find(Batch, [] if step is None else [(step,)])
         released = None if step is None else await self._ask(lambda: self._questions.shipped_since(step))
         return TurnDetail(
-            line=_line(row, turn, said),
+            line=_line(row, turn, signal_names),
             prompt=await self._threads.ask(lambda: tuple(map(self._pieces, turn.prompt_ids))),
             sampled=await self._threads.ask(lambda: tuple(map(self._pieces, turn.sampled_ids))),
             signals=tuple(signals),
@@ -220,14 +220,14 @@ class RunFacts:
         alarm, named = row[1], row[1].detail.get("turns")
         names = [str(turn) for turn in cast("list[object]", named)][-_SHOWN:] if isinstance(named, list) else []
         turns = {turn.id: turn for turn in await self._find(Turn, [(each,) for each in names])}
-        said = await self._said(turns)
+        signal_names = await self._signal_names(turns)
         rows = {each: await self._ask(lambda each=each: self._questions.turn(each, None)) for each in turns}
         return AlarmDetail(
             line=index_queries.AlarmLine(name=name, reason=alarm.reason, at=alarm.at, standing=place[1]),
             id=alarm.id,
             acceptable=acceptable(name),
             detail=carried(alarm),
-            turns=tuple(_line(rows[each] or _unread(each), turn, said[each]) for each, turn in turns.items()),
+            turns=tuple(_line(rows[each] or _unread(each), turn, signal_names[each]) for each, turn in turns.items()),
         )
 
     async def weights(self) -> WeightsNow:
@@ -254,7 +254,7 @@ class RunFacts:
         self._asked_at = self._clock()
         return await self._threads.ask(question)
 
-    async def _said(self, turns: Mapping[str, Turn]) -> dict[str, list[tuple[str, str]]]:
+    async def _signal_names(self, turns: Mapping[str, Turn]) -> dict[str, list[tuple[str, str]]]:
         """Return (id, name) of the signals about each turn that its own tenant sent."""
         tenants = {id: turn.tenant for id, turn in turns.items()}
         return await self._ask(lambda: self._questions.signals(tenants))
@@ -268,9 +268,9 @@ def _unread(id: str) -> index_queries.IndexedTurn:
     return index_queries.IndexedTurn(seq=0, id=id, outcome=WAITING, value=None, step=None)
 
 
-def _line(row: index_queries.IndexedTurn, turn: Turn, said: list[tuple[str, str]]) -> TurnLine:
-    """Return a turn with its outcome. `said`: (id, name) of the signals about it."""
-    return TurnLine(row=row, turn=turn, signals=tuple(dict.fromkeys(name for _, name in said)))
+def _line(row: index_queries.IndexedTurn, turn: Turn, signal_names: list[tuple[str, str]]) -> TurnLine:
+    """Return a turn with its outcome. `signal_names`: (id, name) of the signals about it."""
+    return TurnLine(row=row, turn=turn, signals=tuple(dict.fromkeys(name for _, name in signal_names)))
 
 
 def _advantage(batches: list[Batch], turn: str) -> float | None:

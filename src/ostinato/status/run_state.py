@@ -272,11 +272,11 @@ ARMS = ("live", "canary", "learner", "control", "eval")
 
 def releasing(state: State, rules: ReleaseConfig, lines: Sequence[Mapping[str, Any]], now: float) -> list[str]:
     """Return sentences about releases; a candidate that waits for approval comes first. `lines`: the release worker's progress lines."""
-    said = [] if state.proposal is None else [_waits(state.proposal, now)]
+    sentences = [] if state.proposal is None else [_waits(state.proposal, now)]
     held = brake(state.rollbacks, cooldown_s=rules.cooldown_s, a_day=rules.rollbacks_a_day, now=now)
     if held is not None and held.until is not None:
-        said.append(f"{held.reason}: {ago(held.until - now)} to go")
-    return said + carries(newest_line(lines, "pace"), rules)
+        sentences.append(f"{held.reason}: {ago(held.until - now)} to go")
+    return sentences + carries(newest_line(lines, "pace"), rules)
 
 
 def carries(pace: Mapping[str, Any] | None, rules: ReleaseConfig) -> list[str]:
@@ -286,25 +286,25 @@ def carries(pace: Mapping[str, Any] | None, rules: ReleaseConfig) -> list[str]:
     """
     if pace is None:
         return []
-    said = [] if pace["cadence"] is None or not pace["traffic"]["turns"] else [_cadence(pace, rules)]
+    sentences = [] if pace["cadence"] is None or not pace["traffic"]["turns"] else [_cadence(pace, rules)]
     spent = pace["spent"]
     if pace["tried"] and spent["trials"]:
-        said.append(
+        sentences.append(
             f"of {spent['trials']} trials in {WEEKS} weeks at most {spent['false_ships']:.2f} are expected to have shipped a loss of the "
             f"margin; of comparisons of harmless versions at most {spent['false_stops']:.2f} are expected to have ended as harmful "
             f"(release.trial.false_stops allows {spent['stops_allowed']:g} at release.trial.trials_a_week)"
         )
     elif not pace["tried"] and spent["verdicts"]:
-        said.append(
+        sentences.append(
             f"of {spent['verdicts']} verdicts of the gate in {WEEKS} weeks at most {spent['false_ships']:.2f} are expected to have passed "
             "a candidate that loses the margin against live"
         )
     if spent.get("false_rollbacks"):  # lines of earlier versions lack it
-        said.append(
+        sentences.append(
             f"of harmless releases at most {spent['false_rollbacks']:.2f} are expected to have been rolled back in {WEEKS} weeks "
             "by the guard or by the comparison with the best release"
         )
-    return said
+    return sentences
 
 
 def releasing_json(state: State, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -325,10 +325,10 @@ def releasing_json(state: State, lines: Sequence[Mapping[str, Any]]) -> dict[str
 
 
 def _waits(proposal: Proposal, now: float) -> str:
-    said = f"v{proposal.candidate.number} has passed and waits for approval since {ago(now - proposal.at)}"
+    sentence = f"v{proposal.candidate.number} has passed and waits for approval since {ago(now - proposal.at)}"
     if proposal.actor is not None:
-        return f"{said}; {proposal.actor} approved it, and the release worker is about to ship it"
-    return f"{said} (`ostinato approve` ships it, `ostinato refuse` blocks it): {proposal.reason}"
+        return f"{sentence}; {proposal.actor} approved it, and the release worker is about to ship it"
+    return f"{sentence} (`ostinato approve` ships it, `ostinato refuse` blocks it): {proposal.reason}"
 
 
 def _cadence(pace: Mapping[str, Any], rules: ReleaseConfig) -> str:

@@ -76,7 +76,7 @@ class PostgresSegment(PackedRows):
     def knows_calls(self) -> bool:
         return self.layout >= 3
 
-    def standing(self) -> Cursor:
+    def stored_newest(self) -> Cursor:
         """Return the sequence number of its newest row, or the one before its first if it has none."""
         return self.ask("SELECT coalesce(max(seq), %s) FROM {rows}", (self.first - 1,))[0][0]
 
@@ -383,7 +383,7 @@ class PostgresReader:
             ((newest,),), ((place,),) = ask_at_once(connection, _NEWEST, below=known - 1, rows=table_of(known))
             if newest == known:
                 return place
-        return self._in_snapshot(lambda firsts: self._segment(firsts[-1]).standing())
+        return self._in_snapshot(lambda firsts: self._segment(firsts[-1]).stored_newest())
 
     def _asked(self, query: LiteralString, values: Sequence[Any]) -> list[Any]:
         found = self._connected().execute(query, values, binary=True).fetchall()

@@ -198,22 +198,22 @@ class LogServer:
         """Translate a psycopg error into StorageFull, Corrupt, TooLarge, BadConfig or Unavailable; the message names the remedy."""
         if isinstance(error, OstinatoError):
             return error
-        code, said = getattr(error, "sqlstate", None) or "", _line(error)
+        code, text = getattr(error, "sqlstate", None) or "", _line(error)
         if code in ("53100", "58030"):
-            return StorageFull(f"nothing was written to {self.name}: {said}; free space on the server, then try again")
+            return StorageFull(f"nothing was written to {self.name}: {text}; free space on the server, then try again")
         if code.startswith("XX0"):
-            return Corrupt(f"{self.name} is damaged: {said}; restore it from a copy")
+            return Corrupt(f"{self.name} is damaged: {text}; restore it from a copy")
         if code.startswith("54"):
-            return TooLarge(f"a row is larger than {self.name} can hold: {said}; send less at once")
+            return TooLarge(f"a row is larger than {self.name} can hold: {text}; send less at once")
         if code == "42501":
-            return BadConfig(f"{self.name} refuses access: {said}; grant the user of record.url its schema")
+            return BadConfig(f"{self.name} refuses access: {text}; grant the user of record.url its schema")
         if code == "55P03":
             return Unavailable(
-                f"the log at {self.name} could not be used: {said}; another session (a pg_dump, say) holds a table or the log's lock: "
+                f"the log at {self.name} could not be used: {text}; another session (a pg_dump, say) holds a table or the log's lock: "
                 "see pg_stat_activity, and try again once it has ended"
             )
         return Unavailable(
-            f"the log at {self.name} could not be used: {said}; see whether its server runs and try again"
+            f"the log at {self.name} could not be used: {text}; see whether its server runs and try again"
         )
 
 

@@ -239,7 +239,7 @@ class EndedRollouts:
         """Add lines, oldest first. A line that is no record is counted in `bad`."""
         for spot, line in lines:
             record = record_of(line)
-            found = None if record is None else self._found(record, spot)
+            found = None if record is None else self._ended_rollout(record, spot)
             if found is None:
                 self.bad += 1
                 continue
@@ -282,7 +282,7 @@ class EndedRollouts:
             if not of_group:
                 del self._groups[gone.line.group]
 
-    def _found(self, record: Finished, spot: Spot) -> EndedRollout | None:
+    def _ended_rollout(self, record: Finished, spot: Spot) -> EndedRollout | None:
         if not record.episode or not record.task or not 0 <= record.at < _LATEST:
             return None
         member = record.member
