@@ -190,9 +190,8 @@ def _refuse_newer_checkpoints(place: Home, manifest: BackupManifest) -> None:
 
     kept = stored(place.checkpoints)
     if place.root.parent.name == "branches":
-        kept = kept[
-            :1
-        ]  # a branch's first checkpoint was written by the serving run's trainer, at a row of that run's log
+        # a branch's first checkpoint was written by the serving run's trainer, at a row of that run's log
+        kept = kept[:1]
     newer = [path for path in kept if cursor_of(path) > manifest.last]
     if newer:
         raise Conflict(

@@ -48,9 +48,8 @@ class BranchErasure(ErasureReplay):
         super().__init__(run, learning)
         self._begin_at = begin
         self._shared = Home(serving_run(run.config).run.directory)
-        self._old_versions: frozenset[str] = (
-            frozenset()
-        )  # roots of the versions before the restart that are not deleted yet
+        # roots of the versions before the restart that are not deleted yet
+        self._old_versions: frozenset[str] = frozenset()
 
     async def due(self) -> bool:
         """Return True if a restart is unfinished, or is requested and the shared training has erased everybody. Raises Corrupt."""

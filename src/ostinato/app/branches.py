@@ -35,8 +35,8 @@ from ostinato.run_directory import BEST_EVALUATION_REF, EVALUATION_REF
 def branch_config(config: Config, tenant: str) -> Config:
     """Return the settings of the run that trains a tenant's branch: those of the serving run without what only that one does.
 
-    No trials on users, no best or learner arm and no rollouts; the serving run collects weights; the tenant's own suites come first. If the
-    log is encrypted, then with a key per user: some copied rows may be so encrypted, and then every user must be forgettable alone.
+    No trials on users, no best or learner arm and no rollouts; the serving run collects weights; the tenant's own suites come first. An
+    encrypted log has a key per user, because copied rows may be encrypted per user, and each user must stay forgettable alone.
     """
     judged = config.evaluate
     named = (*judged.tenant_suites.get(tenant, ()), judged.suite, *judged.further_suites)
@@ -260,9 +260,8 @@ class CopyWatch:
 
     def __init__(self, run: Run) -> None:
         self._run, self._log = run, open_log(serving_run(run.config))
-        self._waits: tuple[Cursor, float] | None = (
-            None  # the first row that is not copied yet, and when that was first seen
-        )
+        # the first row that is not copied yet, and when that was first seen
+        self._waits: tuple[Cursor, float] | None = None
         self.trouble = ""
 
     def close(self) -> None:

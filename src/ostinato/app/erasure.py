@@ -359,9 +359,8 @@ class ErasureReplay:
             raise Conflict(
                 "a replay was begun from the start of training: restart the trainer, which goes on with it first"
             )
-        noted = [
-            line for line in self._replayed_steps(job.id) if line["step"] <= trainer.step_count
-        ]  # later steps are replayed
+        # later steps are replayed
+        noted = [line for line in self._replayed_steps(job.id) if line["step"] <= trainer.step_count]
         text = "".join(json.dumps(line) + "\n" for line in noted)
         await asyncio.to_thread(write_atomic, self._files.steps(job.id), text, durable=True)
         if trainer.step_count < job.start:

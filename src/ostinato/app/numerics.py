@@ -94,7 +94,7 @@ def compute(config: Config) -> torch.dtype:
 
 
 def choice(config: Config) -> SpeedChoice:
-    """Return the fastest dtype and thread count, by the measured speeds of the model's matrix products on this machine."""
+    """Return the dtype and thread count to use, by the measured speeds of the model's matrix products on this machine."""
     from ostinato.model.speed import choose
 
     return choose(speeds(config).value)
@@ -250,9 +250,8 @@ def training(config: Config) -> TrainConfig:
         settings["compute"] = "bf16" if compute(config) == torch.bfloat16 else "fp32"
     if config.train.publish == "auto":
         settings["publish"] = "bf16" if config.model.dtype == "bfloat16" else "fp32"
-    people = (
-        config.learn.source == "people"
-    )  # steps with rollouts have the number of turns that the learning rate was tuned for
+    # steps with rollouts have the number of turns that the learning rate was tuned for
+    people = config.learn.source == "people"
     if people and config.learn.batch == "auto" and config.train.base_turns is None:
         settings["base_turns"] = config.learn.least_turns
     return config.train.model_copy(update=settings)

@@ -112,9 +112,8 @@ class Lending:
         )
         self._meter = Meter(config.window_s)
         self._began = wall()
-        self._returned = (
-            clock()
-        )  # as if servers had just returned, because nothing is known of the traffic after a start
+        # as if servers had just returned, because nothing is known of the traffic after a start
+        self._returned = clock()
         self._used = self._told = -_IDLE_S - _REPORT_S
         self._last: tuple[int, int] | None = None  # the last reported numbers of servers lent, and being returned
 

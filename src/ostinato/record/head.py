@@ -112,7 +112,7 @@ class Head(Generic[S]):
         self._training = Training()
         self._numbers: dict[PolicyVersion, int] = {}
         self._dictionaries = 0
-        self._looked_up: set[str] = set()  # parents that were looked up in this transaction
+        self._looked_up: set[str] = set()  # parents looked up since the last insert
         segment.read_all_pieces()
 
     def is_full(self, config: RecordConfig, now: float, newest: Cursor, size: int) -> bool:
@@ -194,7 +194,7 @@ class Head(Generic[S]):
         if place is not None:
             with suppress(KeyDestroyed, *DAMAGE):  # an unreadable parent is no base, and must not fail other turns
                 held = self.segment.tokens(place)
-        self._looked_up.add(parent)  # only after the query succeeded: otherwise this head may be used again
+        self._looked_up.add(parent)  # after the query, because a head whose query failed may be used again
         if place is not None and held is not None and held.secret == secret:
             self._bases.add(place, parent, held)
 

@@ -14,10 +14,8 @@ from queue import SimpleQueue
 import zstandard
 
 _MAGIC = b"\x28\xb5\x2f\xfd"  # the first bytes of every zstd frame; not stored
-_STORED, _PLAIN = (
-    0,
-    1,
-)  # first byte of a blob: uncompressed, or compressed without a dictionary; from 2 on, a dictionary's number
+# first byte of a blob: uncompressed, or compressed without a dictionary; from 2 on, a dictionary's number
+_STORED, _PLAIN = 0, 1
 _LEVEL = 3
 _MAX_BLOB = 1 << 30  # bytes; no database takes a larger one
 

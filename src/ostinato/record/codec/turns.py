@@ -34,9 +34,8 @@ from ostinato.record.codec.tokens import (
     write_ints,
 )
 
-_CALLER_TEXT = (
-    b"\1"  # marks a grammar stored with the caller's other sampling options; no compressed grammar begins with it
-)
+# marks a grammar stored with the caller's other sampling options; no compressed grammar begins with it
+_CALLER_TEXT = b"\1"
 _TENANT, _USER = TURNS.body.index("tenant"), TURNS.body.index("user")
 
 
@@ -55,7 +54,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A turn's ids in memory: `ids` flat, `prompt` ids of prompt first; the `depth` of its chain of bases; its key's number `secret`."""
+    """A turn's ids in memory: `ids` flat, of which the first `prompt` are the prompt; `depth`: its chain of bases; `secret`: its key."""
 
     ids: bytes
     prompt: int

@@ -44,9 +44,8 @@ _LOGIN_REFUSED = re.compile(
     r"|does not support SSL"
 )
 _VERIFIED = ("verify-full", "verify-ca")
-_LOGGED_IN: set[str] = (
-    set()
-)  # servers that accepted this process before: a later refusal is the server's fault and may pass
+# servers that accepted this process before: a later refusal is the server's fault and may pass
+_LOGGED_IN: set[str] = set()
 
 _END_SILENT: LiteralString = (
     "SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' AND granted "
