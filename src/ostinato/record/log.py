@@ -155,9 +155,7 @@ class Appender:
             elif self._is_full(head):
                 self._close(head)
             else:
-                if (
-                    not head.segment.is_current
-                ):  # an old format is full as soon as it has a row, so this segment is empty
+                if not head.segment.is_current:  # empty, because an old format is full from its first row on
                     head.segment.upgrade()
                 return head
 

@@ -140,7 +140,7 @@ class PostgresAppender:
             elif head.is_full(self._config, self._clock(), segment.newest, segment.size):
                 self._close_segment(segment)
             else:
-                if not segment.is_current:  # an old format is full as soon as it has a row, so this segment is empty
+                if not segment.is_current:  # empty, because an old format is full from its first row on
                     segment.upgrade()
                 return head
 
