@@ -19,10 +19,8 @@ from ostinato.weights.store.factory import open_url
 
 def main() -> None:
     """Run until the first rank ends."""
-    for number in (
-        signal.SIGINT,
-        signal.SIGHUP,
-    ):  # a terminal sends them to all ranks; the first rank decides when to end
+    # a terminal sends them to all ranks; the first rank decides when to end
+    for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     task, handed = read_task(sys.stdin.buffer.readline()), Handed()
 
