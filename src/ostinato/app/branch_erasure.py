@@ -55,7 +55,7 @@ class BranchErasure(ErasureReplay):
         """Return True if a restart is unfinished, or is requested and the shared training has erased everybody. Raises Corrupt."""
         if self.job is not None and self.job.phase == "replay":
             return True
-        return bool(self._files.asked()) and await self._clean_start() is not None
+        return bool(self._files.pending()) and await self._clean_start() is not None
 
     def knows_erased(self, live: PolicyVersion) -> bool:
         """Return True if somebody made a version from before the restart live again, before it was deleted."""
@@ -64,7 +64,7 @@ class BranchErasure(ErasureReplay):
     async def _clean_start(self) -> PolicyVersion | None:
         """Return the live shared version once nobody named in a request is in it; None before."""
         files, live = ErasureFiles(self._shared), await self._run.follower.resolve("control")
-        asked, job = files.asked(), files.job()
+        asked, job = files.pending(), files.job()
         waits = bool(asked) or (job is not None and (job.phase == "replay" or (live is not None and job.knows(live))))
         return None if waits else live
 
@@ -104,14 +104,14 @@ class BranchErasure(ErasureReplay):
 
     async def _take_up(self, say: Callable[[str, bool], None]) -> ErasureJob | None:
         """Take up the requests; return None if the branch knows none of the people."""
-        start, people = await self._clean_start(), self._files.asked()
+        start, people = await self._clean_start(), self._files.pending()
         if start is None or not people:
             return None
         say("looking for what the branch learned from people who are forgotten", False)
         turns = await turns_learned(self._run, people, self._tokens)
         if not turns and not await self._began_with():
             logger.info("the branch learned nothing from the people whom `ostinato forget --replay` named")
-            self._files.take(people)
+            self._files.remove(people)
             return None
         steps = [row.step async for row in rows_of(self._run.log, Batch)]
         last = max(steps, default=0)
@@ -126,7 +126,7 @@ class BranchErasure(ErasureReplay):
             begun=(start.number, start.hash),
         )
         self._save_job(job)
-        self._files.take(people)
+        self._files.remove(people)
         return job
 
     async def _began_with(self) -> bool:

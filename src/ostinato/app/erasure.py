@@ -131,7 +131,7 @@ class ErasureFiles:
         """Return the path of the replayed steps, one per line: weights root, effective share of the turns, or why the step was refused."""
         return self.root / f"{id}.steps.jsonl"
 
-    def note(self, id: str, step: Mapping[str, Any]) -> None:
+    def append_step(self, id: str, step: Mapping[str, Any]) -> None:
         """Append a replayed step, durably, so that no checkpoint holds a step that a power cut removes from the certificate."""
         with self.steps(id).open("a") as file:
             file.write(json.dumps(step) + "\n")
@@ -148,12 +148,12 @@ class ErasureFiles:
             asked = dict.fromkeys([*self.requests(), request])
             self.put("requests.json", [asdict(each) for each in asked])
 
-    def asked(self) -> list[ErasureRequest]:
+    def pending(self) -> list[ErasureRequest]:
         """Return the requests that no replay has taken up, even if a trainer was killed between the two writes. Raises Corrupt."""
         requests, job = self.requests(), self.job()  # in this order: a job is written before its requests are removed
         return [each for each in requests if job is None or each not in job.people]
 
-    def take(self, people: Sequence[ErasureRequest]) -> None:
+    def remove(self, people: Sequence[ErasureRequest]) -> None:
         """Remove these requests, and keep any that came in the meantime. Raises Conflict like `request`."""
         with hold(self.root, "requests", wait_s=_LOCKED_S):
             self.put("requests.json", [asdict(each) for each in self.requests() if each not in people])
@@ -267,7 +267,7 @@ class ErasureReplay:
 
     async def due(self) -> bool:
         """Return True if a replay is unfinished or requested. Raises Corrupt."""
-        return (self.job is not None and self.job.phase == "replay") or bool(self._files.asked())
+        return (self.job is not None and self.job.phase == "replay") or bool(self._files.pending())
 
     def knows_erased(self, live: PolicyVersion) -> bool:
         """Return True if this version knew somebody whom the last erasure removed, so that training must not go back to it."""
@@ -309,14 +309,14 @@ class ErasureReplay:
         Raises Conflict like `replay`, or if the last replay's files cannot be deleted; the requests are then kept.
         """
         # if the last replay's version is not live yet, the new replay supersedes it
-        people = [*(() if self.job is None else self.job.people), *self._files.asked()]
+        people = [*(() if self.job is None else self.job.people), *self._files.pending()]
         say("looking for what was learned from people who are forgotten", False)
         plan = await plan_erasure(self._run.config, self._run.log, self._run.home, people, self._tokens)
         if plan.first is None:
             logger.info(
                 "nothing was learned from the people whom `ostinato forget --replay` named: no step would differ without them"
             )
-            self._files.take(people)
+            self._files.remove(people)
             return None
         if plan.checkpoint is None and not fresh:
             raise Conflict(
@@ -340,7 +340,7 @@ class ErasureReplay:
                 os.link(file, links / file.name)
             shutil.copystat(older, links)  # the time tells which of two checkpoints of a step is newer
         self._save_job(job)
-        self._files.take(people)
+        self._files.remove(people)
         return job
 
     def _save_job(self, job: ErasureJob) -> None:
@@ -400,7 +400,7 @@ class ErasureReplay:
                 await self._check(batch.recorded, trainer.step_count)
             say(f"step {step} of {job.last} again, without forgotten people", True)
             note = await self._step(stepper, own, await refold.samples(batch), batch)
-            await asyncio.to_thread(self._files.note, job.id, note)
+            await asyncio.to_thread(self._files.append_step, job.id, note)
             if step in own.wanted:
                 await own.keep(step, await asyncio.to_thread(trainer.present))
             if step % every == 0 or step == job.last:
@@ -411,12 +411,12 @@ class ErasureReplay:
     async def _step(
         self, stepper: Stepper, own: OwnVersions, made: TrainingBatch, batch: RefoldedBatch
     ) -> dict[str, Any]:
-        """Take a step, or only count it if it is refused. Return the line for `ErasureFiles.note`."""
+        """Take a step, or only count it if it is refused. Return the line for `ErasureFiles.append_step`."""
         base = batch.row.base
         if base is not None:
             # a base with this step's number is an earlier erasure's: the replay has that version already
-            base = None if base.number == batch.row.step else await own.of(base)
-        row = replace(batch.row, reference=await own.of(batch.row.reference), base=base)
+            base = None if base.number == batch.row.step else await own.resolve(base)
+        row = replace(batch.row, reference=await own.resolve(batch.row.reference), base=base)
         note: dict[str, Any] = {"step": row.step, "refused": batch.refused}
         try:
             learned: Learned = await stepper.step(TrainingBatch(row=row, samples=made.samples))
@@ -500,7 +500,7 @@ class ErasureReplay:
             return ""  # the rest reads every version's manifest, and an idle trainer calls this twice a second
         self._seen_refs = refs
         await self._release_refs(job)
-        found = await knowing(self._run, job.first, job.last)
+        found = await find_tainted(self._run, job.first, job.last)
         left = [path for path in found.checkpoints if not _deleted(path)]
         named = ", ".join(map(str, left))
         self.trouble = f"checkpoints that may know forgotten people cannot be deleted: {named}" if left else ""
@@ -552,7 +552,7 @@ def _deleted(checkpoint: Path) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Knowing:
+class Tainted:
     """Checkpoints and stored versions that may know somebody: `free` versions, which no other ref names, and `named` ones by ref."""
 
     checkpoints: Sequence[Path]
@@ -571,7 +571,7 @@ def store_of(run: Run) -> KeptStore:
     return open_store(serving_run(run.config)) if run.config.run.tenant else run.store
 
 
-async def knowing(run: Run, first: int, last: int) -> Knowing:
+async def find_tainted(run: Run, first: int, last: int) -> Tainted:
     """Return what may know somebody whose first effect was on step `first`, if training continued without them after step `last`.
 
     For a branch that restarted only versions: its earlier checkpoints are gone, and other checkpoints are numbered by other runs' steps.
@@ -582,7 +582,7 @@ async def knowing(run: Run, first: int, last: int) -> Knowing:
     refs = {ref: root for ref, root in (await store.refs()).items() if not ref.startswith(VERSIONS)}
     versions = await versions_between(store, first, last, run.name)
     held = {root: ref for ref, root in refs.items()}
-    return Knowing(
+    return Tainted(
         checkpoints=[path for path in own if first <= step_of(path) <= last],
         free=[policy for policy in versions if policy.hash not in held],
         named={held[policy.hash]: policy for policy in versions if policy.hash in held},
@@ -616,7 +616,7 @@ class OwnVersions:
         """Store the weights after step `number`."""
         await self._publisher.publish(number, learned.weights, run="replay", base=None, ref=f"step/{number}")
 
-    async def of(self, policy: PolicyVersion) -> PolicyVersion:
+    async def resolve(self, policy: PolicyVersion) -> PolicyVersion:
         """Return the version that stands for a version of the log in the replay. Raises NotFound."""
         if policy.number < self._first:
             return policy
