@@ -196,7 +196,7 @@ def test_a_file_that_is_no_database_is_corrupt(tmp_path: Path):
 def test_a_log_of_an_earlier_form_is_refused_with_what_to_do(tmp_path: Path, sql: Any, name: str):
     sql(tmp_path / name, "CREATE TABLE alembic_version (version_num)")
     before = (tmp_path / name).read_bytes()
-    with pytest.raises(BadConfig, match=rf"{name} is a log as earlier versions.*move {name} out of the way"):
+    with pytest.raises(BadConfig, match=rf"{name} is a log in the single-file format.*move {name} away"):
         SqlLog.open(tmp_path / "log")
     assert (tmp_path / name).read_bytes() == before
 

@@ -89,5 +89,5 @@ async def test_a_log_with_other_rows_is_not_copied_to(tmp_path, in_postgres):
 async def test_what_lies_under_keys_is_not_copied_in_the_clear(tmp_path, in_postgres):
     with SqlLog.open(tmp_path / "a", config=RecordConfig(encrypt=Encrypt.USER)) as source:
         await source.append(TURN)
-        with pytest.raises(BadConfig, match="encrypted with keys"):
+        with pytest.raises(BadConfig, match="encrypted with its own keys"):
             await copy_log(source, lambda first: PostgresLog.open(in_postgres(), first=first), told)
