@@ -20,7 +20,7 @@ from benchmarks.record.traffic import LETTERS
 from ostinato.record.codec.kinds import KINDS, SMALL, TURNS, Kind, to_json
 from ostinato.record.codec.shrink import Shrinker, Use
 from ostinato.record.segment import KEYS, Segment, create_segment
-from ostinato.record.segment_directory import LogDirectory, build
+from ostinato.record.segment_directory import LogDirectory, build_filter
 from ostinato.record.sqlite import sync_directory
 
 _TIMES = frozenset({"started_at", "ended_at", "at", "occurred_at", "received_at"})
@@ -103,7 +103,12 @@ def copy(pattern: Pattern, directory: LogDirectory, offsets: Offsets, seed: int)
         _insert_extras(segment, pattern, offsets, renamed)
         keys = _insert_rows(segment, pattern, offsets, renamed)
         tables = [kind.table for kind in KINDS if kind.table in pattern.tables]
-        seal = (pattern.last + offsets.place, pattern.sealed_at + offsets.seconds, json.dumps(tables), build(keys))
+        seal = (
+            pattern.last + offsets.place,
+            pattern.sealed_at + offsets.seconds,
+            json.dumps(tables),
+            build_filter(keys),
+        )
         segment.db.execute("INSERT INTO seal VALUES (1, ?, ?, ?, ?)", seal)
         segment.db.execute("COMMIT")
         segment.db.execute("PRAGMA journal_mode=WAL")

@@ -204,7 +204,7 @@ async def test_a_branch_that_knows_nobody_of_them_stays(config):
         step = worker.parts.trainer.step_count
         await worker.learn()
         files = ErasureFiles(worker._run.home)
-        assert (files.asked(), files.job(), worker.parts.trainer.step_count) == ([], None, step)
+        assert (files.pending(), files.job(), worker.parts.trainer.step_count) == ([], None, step)
     assert await refs_of(config) == before
 
 

@@ -420,7 +420,7 @@ async def test_what_the_disk_refuses_is_told_by_its_path(config, monkeypatch, st
             async with at_work(config) as worker:
                 assert str(files.work) in worker._unerased
                 assert worker.parts.trainer.step_count == STEPS
-    assert len(files.asked()) == 1, "it is still asked for"
+    assert len(files.pending()) == 1, "it is still asked for"
     async with at_work(config) as worker:
         assert worker.parts.trainer.step_count == STEPS + 1
 

@@ -44,7 +44,7 @@ from ostinato.record.codec.kinds import KINDS as ALL_KINDS
 from ostinato.record.codec.tokens import flat, narrow, pack_logprobs, shared_ids, unflat, unpack_logprobs, widen
 from ostinato.record.config import RecordConfig
 from ostinato.record.log import SqlLog
-from ostinato.record.segment_directory import SealedKeys, build
+from ostinato.record.segment_directory import SegmentFilters, build_filter
 from ostinato.testing.records import a_turn
 
 text = st.text(max_size=20)
@@ -355,9 +355,9 @@ def test_what_two_prompts_share_is_their_longest_common_beginning(one: list[int]
 
 @given(st.sets(st.integers(0, 2**63 - 1), max_size=300), st.sets(st.integers(0, 2**63 - 1), max_size=300))
 def test_a_filter_never_denies_a_key_that_it_was_made_of(one: set[int], two: set[int]):
-    sealed = SealedKeys()
-    sealed.add(1, build(sorted(one)))
-    sealed.add(900, build(sorted(two)))
+    sealed = SegmentFilters()
+    sealed.add(1, build_filter(sorted(one)))
+    sealed.add(900, build_filter(sorted(two)))
     found = sealed.holding(sorted(one | two)) if one | two else {}
     assert all(1 in found[key] for key in one)
     assert all(900 in found[key] for key in two)

@@ -1,4 +1,4 @@
-"""The composition root, by subject: configuration in, wired objects out. The only place that knows both sides of a seam.
+"""The composition root, by subject: turns the configuration into wired objects. Only this package imports both sides of a seam.
 
-A worker opens its run once (`storage.open_run`) and hands it down; each object that a process needs is built from the run in one place.
+A worker opens its run once (`storage.open_run`) and passes it on. Each object that a process needs is built from the run in one place.
 """

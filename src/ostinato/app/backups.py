@@ -1,6 +1,6 @@
-"""A run's log in backups: made beside running workers, restored into a run's directory, and its keys under another master key.
+"""Backups of a run's log: made while workers run, and restored into a run's directory. Also rotates the master key of its keys.
 
-The logs of tenants' branches lie in ``branches/TENANT`` of a backup, each a backup of its own, with how far it was copied from the run's.
+The logs of tenants' branches are in ``branches/TENANT`` of a backup, each a backup of its own, with the cursor up to which it was copied.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from ostinato.record.roles import hold
 from ostinato.record.segment_directory import LogDirectory
 
 _WRITERS = ("up", "serve", "train", "rollout", "release", "housekeeping")
-"""The locks of the processes that use a run's log."""
+"""The locks of the processes that write a run's log."""
 _COPIED = "copied.json"
-"""How far a branch's log was copied from the run's, beside its manifest."""
+"""The file beside a branch's manifest with the cursor up to which its log was copied from the run's."""
 
 
 def back_up_log(config: Config, target: Path, on_bytes: OnBytes) -> BackupManifest:
-    """Copy the run's log and keys into a new or empty directory. Raises as `record.backup.back_up`; BadConfig for a log in Postgres."""
+    """Copy the run's log and keys to a new or empty directory. Raises like `record.backup.back_up`; BadConfig for a log in Postgres."""
     _refuse_postgres(config, "back it up with pg_dump --format=custom --schema={}")
     check_log(config)
     place = Home(config.run.directory)
@@ -46,20 +46,20 @@ def back_up_log(config: Config, target: Path, on_bytes: OnBytes) -> BackupManife
 
 
 def _back_up_branch(branch: Config, target: Path, last: Cursor, make: MakeDirectory, on_bytes: OnBytes) -> None:
-    """Copy a branch's log and keys, if it has rows, and how far it was copied, up to row `last` of the run's. Raises as `back_up_log`."""
+    """Back up a branch's log and keys, if it has rows, and its copied cursor, which is at most `last`. Raises like `back_up_log`."""
     place = Home(branch.run.directory)
     if not LogDirectory(place.log).listing().firsts:
         return
     make(target)
-    upto = read_copied_upto(branch)  # first: the copy of the log holds at least what was copied by now
+    upto = read_copied_upto(branch)  # before the copy, which therefore holds at least the rows up to it
     back_up(LogDirectory(place.log), place.keys, target, __version__, wall_clock, on_bytes)
     write_atomic(target / _COPIED, json.dumps({"copied": min(upto, last)}), durable=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoredLog:
-    """What was restored. `destroyed`: how many keys were destroyed in it; `branches`: the tenants whose branches' logs were, too, and
-    `kept`: those whose logs were here, and stay.
+    """The result of a restore. `destroyed`: how many keys were destroyed in the restored log. `branches`: the tenants whose branches' logs
+    were restored; `kept`: those whose branches' logs existed and were left alone.
     """
 
     manifest: BackupManifest
@@ -71,12 +71,12 @@ class RestoredLog:
 def restore_log(
     config: Config, source: Path, keys: Path | None, on_bytes: OnBytes, old_master: Path | None = None
 ) -> RestoredLog:
-    """Install a backup as the run's log, and what it has of branches whose logs are not here.
+    """Install a backup as the run's log, with the logs of branches that do not exist here.
 
-    Keys that are destroyed in the run's own file of keys or in the file `keys` are destroyed in it. `old_master` is the master key's file
-    of a backup that was made before `rekey_log`. The run's folds are deleted, to be made again from the log, and how far it was copied for
-    tenants' branches that stay: another row may stand at a place now. Raises as `record.restore.restore`; BadConfig for a log in Postgres;
-    Conflict while a worker of the run or of a branch is up, or for a checkpoint of a trainer that is newer than the backup.
+    Keys that are destroyed in the run's own file of keys or in the file `keys` are destroyed in the restored one. `old_master` is the file
+    of the master key of a backup that was made before `rekey_log`. The run's folds are deleted, to be rebuilt from the log; so are the
+    copied cursors of branches that stay, because sequence numbers may now mean other rows. Raises like `record.restore.restore`; BadConfig
+    for a log in Postgres; Conflict while a worker of the run or of a branch runs, or if the trainer has a checkpoint newer than the backup.
     """
     _refuse_postgres(config, "restore it with pg_restore --schema={}")
     if keys is not None and not keys.is_file():
@@ -119,10 +119,10 @@ def restore_log(
 
 
 def _restore_branch(branch: Config, source: Path, on_bytes: OnBytes, old_master: Path | None) -> tuple[int, Cursor]:
-    """Install a branch's log from the backup of the run that serves; returns how many keys were destroyed in it, and how far it was copied.
+    """Install a branch's log from the serving run's backup. Return how many keys were destroyed in it, and its copied cursor.
 
-    If this is killed before the run's own log is there, the branch's is here and stays; it is then copied anew from the beginning, of which
-    it keeps each row once. Raises as `restore_log`.
+    If the process is killed before the run's own log is installed, the branch's log exists and stays at the next try. Rows are then copied
+    again from the beginning, which keeps each row once. Raises like `restore_log`.
     """
     own, place, master = Home(source).branch(branch.run.tenant), home(branch), branch.record.master_key
     _refuse_newer_checkpoints(place, read_manifest(own))
@@ -135,10 +135,10 @@ def _restore_branch(branch: Config, source: Path, on_bytes: OnBytes, old_master:
 
 
 def rekey_log(config: Config, new_master: Path) -> int:
-    """Wrap the run's keys and its branches' with another master key; returns how many there are.
+    """Wrap the run's keys and its branches' with another master key; return how many keys there are.
 
-    Raises as `record.keys.rekey`, and then completes what it began if it is called again; BadConfig for a branch's run; Conflict while a
-    worker of the run or of a branch is up.
+    Raises like `record.keys.rekey`, and completes what it began if it is called again; BadConfig for a branch's run; Conflict while a
+    worker of the run or of a branch runs.
     """
     place = Home(config.run.directory)
     if config.run.tenant:
@@ -154,8 +154,8 @@ def rekey_log(config: Config, new_master: Path) -> int:
 
 @contextmanager
 def _stopped(config: Config, *more: Config) -> Generator[None]:
-    """Keep the run's workers, its branches' and those of `more` from starting inside the block. Raises Conflict, naming the process, if one
-    is up.
+    """Keep the workers of the run, its branches and `more` from starting while the block runs. Raises Conflict, naming the process, if one
+    is running.
     """
     with ExitStack() as stack:
         for each in (config, *branches_begun(config), *more):
@@ -171,7 +171,7 @@ def _refuse_postgres(config: Config, remedy: str) -> None:
 
 
 def _delete_folds(config: Config) -> None:
-    """Delete what was derived from another log, before the restored one is there: nothing of it can be continued."""
+    """Delete the folds of the present log before the restored one is installed: none of them can be continued."""
     folds = Home(config.run.directory).folds
     try:
         if folds.exists():
@@ -183,14 +183,15 @@ def _delete_folds(config: Config) -> None:
 
 
 def _refuse_newer_checkpoints(place: Home, manifest: BackupManifest) -> None:
-    """Raise Conflict if the trainer would go on from steps that the backup does not hold."""
+    """Raise Conflict if the trainer would continue from steps that the backup does not contain."""
     if not place.checkpoints.is_dir():
         return
     from ostinato.train.checkpoint import cursor_of, stored
 
     kept = stored(place.checkpoints)
     if place.root.parent.name == "branches":
-        kept = kept[:1]  # a branch's first was written by the trainer of the run that serves, at a row of that
+        # a branch's first checkpoint was written by the serving run's trainer, at a row of that run's log
+        kept = kept[:1]
     newer = [path for path in kept if cursor_of(path) > manifest.last]
     if newer:
         raise Conflict(

@@ -1,8 +1,8 @@
-"""Tenants' branches that are trained: a run of its own for each, fed with its tenant's rows of the log of the run that serves.
+"""Trained branches of tenants: each has a run of its own, fed with the tenant's rows from the log of the serving run.
 
-The run lies in ``branches/TENANT`` of the one that serves and has a log, folds, checkpoints and a release ledger of its own. It shares the
-weight store, under refs of its own, and the gateway. Its log is a copy of that tenant's rows, and of nobody else's: what is not in a log
-cannot be learned from, and everything that reads a run's log needs not know of tenants.
+The branch's run is in ``branches/TENANT`` of the serving run's directory, with its own log, folds, checkpoints and release ledger. It
+shares the gateway and the weight store, in which it has refs of its own. Its log is a copy of that tenant's rows and nobody else's:
+training cannot learn from rows that are not in its log, and code that reads a run's log need not know about tenants.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from ostinato.run_directory import BEST_EVALUATION_REF, EVALUATION_REF
 
 
 def branch_config(config: Config, tenant: str) -> Config:
-    """The settings of the run that trains a tenant's branch: those of the run that serves, without what it alone does.
+    """Return the settings of the run that trains a tenant's branch: those of the serving run without what only that one does.
 
-    No trials on users, no best or learner arm and no rollouts; weights are collected by the run that serves; tenants' suites come first.
-    What is encrypted lies under a key for each user: of the rows that are copied some may, too, and then all must be forgettable alone.
+    No trials on users, no best or learner arm and no rollouts; the serving run collects weights; the tenant's own suites come first. An
+    encrypted log has a key per user, because copied rows may be encrypted per user, and each user must stay forgettable alone.
     """
     judged = config.evaluate
     named = (*judged.tenant_suites.get(tenant, ()), judged.suite, *judged.further_suites)
@@ -59,14 +59,14 @@ def branch_config(config: Config, tenant: str) -> Config:
 
 
 def branch_configs(config: Config) -> list[Config]:
-    """The settings of each branch's run."""
+    """Return the settings of each branch's run."""
     return [branch_config(config, tenant) for tenant in config.learn.tenants]
 
 
 def branches_begun(config: Config, tenant: str | None = None) -> list[Config]:
-    """The settings of each branch's run that has a log, whether or not it is trained now; of one tenant's alone, if it is named.
+    """Return the settings of each branch's run that has a log, whether or not it is still trained; of one tenant's alone if it is given.
 
-    Raises OSError if they cannot be listed: nobody may be forgotten, and no weights collected, as if there were none.
+    Raises OSError if the branches cannot be listed: treating that as none would leave people unforgotten and collect weights in use.
     """
     place = Home(config.run.directory).branch("")
     with contextlib.suppress(FileNotFoundError):
@@ -77,7 +77,7 @@ def branches_begun(config: Config, tenant: str | None = None) -> list[Config]:
 
 @contextlib.contextmanager
 def open_branches(config: Config) -> Generator[Callable[[], Sequence[Run]]]:
-    """A function that returns the runs of the branches that are trained and have begun, opened once and closed at the end."""
+    """Yield a function that returns the runs of the branches that are trained and have begun. Each is opened once and closed at the end."""
     with contextlib.ExitStack() as stack:
         opened: dict[str, Run] = {}
 
@@ -92,7 +92,7 @@ def open_branches(config: Config) -> Generator[Callable[[], Sequence[Run]]]:
 
 
 def check_branches(config: Config, *, on_ray: bool = False) -> None:
-    """Raise BadConfig for `learn.tenants` that cannot be trained here."""
+    """Raise BadConfig if `learn.tenants` cannot be trained with these settings."""
     trained, served, judged = config.learn.tenants, config.serve.branches, config.evaluate.tenant_suites
     if lacking := sorted({*trained} - {*served}):
         raise BadConfig(
@@ -117,7 +117,7 @@ def check_branches(config: Config, *, on_ray: bool = False) -> None:
 
 
 def check_copied_keys(config: Config) -> None:
-    """Raise BadConfig if a branch would copy rows that lie under keys into a log without any, where nobody could be forgotten."""
+    """Raise BadConfig if a branch would copy encrypted rows into an unencrypted log, from which nobody could be forgotten."""
     keys = Home(config.run.directory).keys
     if config.record.encrypt is Encrypt.NONE and keys.exists():
         raise BadConfig(
@@ -126,13 +126,13 @@ def check_copied_keys(config: Config) -> None:
         )
 
 
-# ---------------------------------------------------------------- the beginning
+# ---------------------------------------------------------------- starting and restarting a branch
 
 
 async def begin_branch(run: Run, say: Callable[[str], None]) -> None:
-    """Let a branch begin at the version that is live: its refs, and the moments of the trainer that made the version.
+    """Start a branch at the live version: set its refs, and take the optimizer's moments from the trainer that made the version.
 
-    Waits until there is such a version and, if it was trained, a checkpoint. Can be killed anywhere: the ref `live` comes last.
+    Waits until there is a live version and, if it was trained, a checkpoint. Safe to kill anywhere: the ref `live` is set last.
     """
     from ostinato.train.checkpoint import newest_step  # brings torch
 
@@ -141,7 +141,7 @@ async def begin_branch(run: Run, say: Callable[[str], None]) -> None:
         start = await run.follower.resolve("control")
         if start is not None and (not start.number or newest_step(shared.checkpoints)):
             break
-        if looks % _LOOKS_A_WORD == 0:  # said again, since this may take longer than a start may
+        if looks % _LOOKS_PER_MESSAGE == 0:  # repeated, since this may take longer than a start may
             say("waiting for the version that is live, and the shared trainer's first checkpoint")
         looks += 1
         await asyncio.sleep(_LOOK_S)
@@ -153,7 +153,7 @@ async def begin_branch(run: Run, say: Callable[[str], None]) -> None:
             await run.store.move_ref(ref, held, start.hash)
 
 
-_LOOK_S, _LOOKS_A_WORD = 0.5, 240
+_LOOK_S, _LOOKS_PER_MESSAGE = 0.5, 240
 
 
 _OFFERED, _JUDGED = ("candidate", "previous"), ("best", EVALUATION_REF, BEST_EVALUATION_REF)
@@ -162,18 +162,18 @@ OWN_REFS = ("live", "base", *_OFFERED, *_JUDGED)
 
 
 async def begin_anew(run: Run, start: PolicyVersion) -> None:
-    """Leave what a branch was before it began at another version: from now on that one is `base`, which its training is kept near, and
-    nothing of before is offered for release or compared with.
+    """Detach a branch from its earlier versions before a restart at `start`.
 
-    May be called again after a kill. The versions of before are kept as long as the ledger and a trainer's restart need them.
+    `base`, to which training is kept near, becomes `start`; no earlier version is offered for release or compared with. Idempotent. The
+    earlier versions are kept as long as the ledger and a restarted trainer need them.
     """
     await leave_versions(run, {held for ref in OWN_REFS if (held := await run.store.read_ref(ref))}, start.hash)
     await point_ref(run.store, "base", start.hash)
 
 
 async def leave_versions(run: Run, left: Collection[str], start: str) -> None:
-    """Let no ref of a branch's gate name the versions with these roots: none is offered, and `start` is in the place of the judged ones,
-    so that a gateway unloads these. Raises Conflict if another process moves one at this moment.
+    """Remove the versions with these roots from the refs of a branch's gate: offered ones are deleted, judged ones are set to `start`, so
+    that a gateway unloads those versions. Raises Conflict if another process moves a ref at the same time.
     """
     for ref in (*_OFFERED, *_JUDGED):
         held = await run.store.read_ref(ref)
@@ -186,7 +186,7 @@ async def leave_versions(run: Run, left: Collection[str], start: str) -> None:
 
 
 async def held_by_branches(run: Run) -> dict[str, PolicyVersion]:
-    """The trained versions of the run that serves that refs of tenants' branches name, as where one began, by these refs."""
+    """Return the serving run's trained versions that refs of tenants' branches name, such as where a branch began, as {ref: version}."""
     from ostinato.weights.follow.follower import run_of  # the supervisor has no use for it
 
     found: dict[str, PolicyVersion] = {}
@@ -199,7 +199,7 @@ async def held_by_branches(run: Run) -> dict[str, PolicyVersion]:
 
 
 def take_checkpoint(shared: Path, own: Path) -> None:
-    """Adopt the shared trainer's newest checkpoint. A trainer that replaces it meanwhile has a newer one."""
+    """Copy the shared trainer's newest checkpoint by hard links. If its trainer replaces it in the meantime, take the newer one."""
     from ostinato.app.checkpoints import link_checkpoint
     from ostinato.train.checkpoint import adopt, partial_of, stored
 
@@ -215,23 +215,23 @@ def take_checkpoint(shared: Path, own: Path) -> None:
     raise Conflict(f"the checkpoints in {shared} change faster than one can be taken; try again")
 
 
-# ---------------------------------------------------------------- the tenant's rows
+# ---------------------------------------------------------------- copying the tenant's rows
 
 
-_CHUNK = 500
+_CHUNK_ROWS = 500
 _FOLD = "branch"
-_WATCH_S, _BLIND_S = 20.0, 600.0
+_WATCH_S, _STALLED_S = 20.0, 600.0
 _KINDS: set[type] = {Turn, Signal, Delivered, ConsentGiven, SteeringBasis, Forgotten}
 _ARMS = {Arm.BRANCH: Arm.LIVE, Arm.SHARED: Arm.CONTROL}
 
 
 def copied_fold(branch: Config) -> Path:
-    """The file that says how far the log of the run that serves was copied; without it, it is read from its beginning."""
+    """Return the fold file with the cursor up to which the serving run's log was copied. Without it copying starts from the beginning."""
     return Home(branch.run.directory).folds / f"{_FOLD}.fold"
 
 
 def read_copied_upto(branch: Config) -> Cursor:
-    """How far the log of the run that serves was copied; 0 if that is not known."""
+    """Return the cursor up to which the serving run's log was copied; 0 if unknown."""
     try:
         return unpack_fold(copied_fold(branch).read_bytes())[0]
     except (OSError, ValueError):
@@ -239,36 +239,37 @@ def read_copied_upto(branch: Config) -> Cursor:
 
 
 def write_copied_upto(branch: Config, upto: Cursor) -> None:
-    """Say how far the log was copied, while no trainer of the branch is up. Raises OSError."""
+    """Save the cursor up to which the log was copied, while no trainer of the branch runs. Raises OSError."""
     path = copied_fold(branch)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomic(path, pack_fold(upto, {}), durable=True)
 
 
 async def copied_upto(folds: Folds, log: RowLog) -> Cursor:
-    """How far the log of the run that serves was copied, by the branch's folds. Rows that are copied again are not kept twice."""
+    """Return the cursor up to which the serving run's log was copied, from the branch's folds. Copying rows twice does no harm."""
     kept = await folds.load(_FOLD)
     return 0 if kept is None or kept[0] > log.newest() else kept[0]
 
 
 class CopyWatch:
-    """Tells for how long no row was copied into a branch's log although some wait. Only its trainer copies, between its steps; all else
-    that reads the log, as the branch's guard, sees nothing new meanwhile.
+    """Watches that rows are copied into a branch's log. Only the branch's trainer copies, between steps; readers of that log, such as the
+    branch's guard, see nothing new while it stalls.
 
-    `trouble`: what a person should know of it, "" if all is well. Call `close` when done.
+    `trouble`: what the operator should know; "" if all is well. Call `close` when done.
     """
 
     def __init__(self, run: Run) -> None:
         self._run, self._log = run, open_log(serving_run(run.config))
-        self._waits: tuple[Cursor, float] | None = None  # the first row that waits, and since when
+        # the first row that is not copied yet, and when that was first seen
+        self._waits: tuple[Cursor, float] | None = None
         self.trouble = ""
 
     def close(self) -> None:
-        """Close the log that is copied from."""
+        """Close the source log."""
         self._log.close()
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Look every `_WATCH_S` seconds until cancelled."""
         while True:
             try:
                 await self.look(wall_clock())
@@ -277,12 +278,12 @@ class CopyWatch:
             await asyncio.sleep(_WATCH_S)
 
     async def look(self, now: float) -> None:
-        """Compare how far was copied with what is there, at the time `now` in seconds. Raises Corrupt, Unavailable."""
+        """Compare the copied cursor with the source log at the time `now` (Unix seconds). Raises Corrupt, Unavailable."""
         upto, waits, self.trouble = await copied_upto(self._run.folds, self._log), self._waits, ""
         first = await anext((cursor async for cursor, _ in self._log.read(upto, _KINDS)), None)
         if first is None or waits is None or upto >= waits[0]:
             self._waits = None if first is None else (first, now)
-        elif now - waits[1] >= _BLIND_S:
+        elif now - waits[1] >= _STALLED_S:
             minutes, tenant = (now - waits[1]) / 60, self._run.config.run.tenant
             self.trouble = (
                 f"rows have waited for {minutes:.0f} minutes to be copied into the branch's log, so the guard is blind: train@{tenant} "
@@ -291,12 +292,12 @@ class CopyWatch:
 
 
 class TenantRows:
-    """Copies one tenant's rows into its branch's log, in their order, exactly once: rows have identities, and a log keeps each once.
+    """Copies one tenant's rows into its branch's log, in order and exactly once, because a log ignores rows whose identity it has.
 
-    Turns that the branch answered are its `live` ones, and those of the tenant's people who stayed on the shared version its `control`; of
-    others of this tenant nothing is copied but signals. What was erased is not copied, and erasing goes on here.
+    Turns that the branch answered become `live` turns; those of the tenant's people who stayed on the shared version become `control`.
+    Other turns of the tenant are not copied, but their signals are. Erased turns are not copied, and erasures are carried out here too.
 
-    Raises BadConfig as `check_copied_keys`.
+    Raises BadConfig like `check_copied_keys`.
     """
 
     def __init__(self, run: Run) -> None:
@@ -306,11 +307,11 @@ class TenantRows:
         self._cursor: Cursor | None = None
 
     def close(self) -> None:
-        """Close the log that is copied from."""
+        """Close the source log."""
         self._log.close()
 
     async def copy(self) -> int:
-        """Copy what has come since. Returns how many rows. Raises StorageFull, Unavailable."""
+        """Copy the rows that are new since the last call and return how many were copied. Raises StorageFull, Unavailable."""
         if self._cursor is None:
             self._cursor = await copied_upto(self._run.folds, self._log)
         count = 0
@@ -319,13 +320,13 @@ class TenantRows:
         async for cursor, row in self._log.read(upto, _KINDS):
             rows.append(row)
             upto = cursor
-            if len(rows) >= _CHUNK or isinstance(row, Forgotten):
+            if len(rows) >= _CHUNK_ROWS or isinstance(row, Forgotten):
                 count += await self._write(rows, upto)
                 rows = []
         return count + (await self._write(rows, upto) if rows else 0)
 
     async def _write(self, rows: Sequence[Row], upto: Cursor) -> int:
-        """Append the tenant's of these rows, and then save how far they reach."""
+        """Append those of the rows that belong to the tenant, then save the cursor."""
         own = [copied async for copied in self._copied(rows)]
         await self._run.log.append(*own)
         last = rows[-1]
@@ -354,8 +355,8 @@ class TenantRows:
         return turn.tenant == self._tenant and turn.arm in _ARMS and not turn.redacted
 
     async def _forget(self, row: Forgotten) -> None:
-        """Erase what was copied before somebody was forgotten there, once: who comes back afterwards is somebody new."""
-        # its id is made of the number that a key has there; this log writes rows of its own about the keys that it destroys
+        """Erase, once, what was copied before somebody was forgotten in the source log. If they come back, they count as somebody new."""
+        # the source row's id contains a key number of that log; this log writes `Forgotten` rows of its own for the keys it destroys
         done = replace(row, id=f"copied-{row.id}", key=0)
         ring = self._run.log.keys  # None: nothing of the copy was ever encrypted
         if ring is None or await self._run.log.find(Forgotten, [(done.id,)]):

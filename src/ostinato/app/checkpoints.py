@@ -1,4 +1,4 @@
-"""The trainer's checkpoints between hosts: copies beside the weights, for the trainer that continues the run elsewhere."""
+"""Sharing of the trainer's checkpoints between hosts: copies beside the weights, from which a trainer on another host continues the run."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from ostinato.weights.version.signing import Signer, check_checkpoint
 
 _log = logging.getLogger(__name__)
 
-_SIGNATURE, _BATCH = "signature.json", "batch"  # beside a copy's files
+_SIGNATURE, _BATCH = "signature.json", "batch"  # files beside a copy's own
 _SENDING = ".sending"
-_MOST = 64 << 20  # bytes of a manifest: about 100 a tensor and rank
+_MAX_MANIFEST = 64 << 20  # bytes; a manifest has about 100 per tensor and rank
 
 BatchOf = Callable[[int], Awaitable[str]]
-"""The digest of a recorded step's batch; "" for a step that the log does not have."""
+"""Returns the digest of a recorded step's batch; "" for a step that the log does not have."""
 
 
 class SharedCheckpoints:
     """Sends checkpoints in the background, and fetches one that is newer than this host's.
 
-    `trouble` says why the last copy failed; None if it did not.
+    Each copy names the digest of its last step's batch. A copy of another log, or of rows that the log lost in a failover, is ignored.
 
-    A copy says which batch its last step took. One of another log, or of rows that the log lost in a failover, is left alone.
+    `trouble` says why the last transfer failed; None if it did not.
 
     Args:
-        copies: where they are shared.
+        copies: the store of shared checkpoints.
         place: this host's checkpoints.
         keep: how many of the newest copies are kept.
-        batch_of: what the log has of a step.
-        signer: signs what is sent; None: it is not signed.
-        trusted: public keys; what none of them signed is not fetched. Empty: everything is.
+        batch_of: returns the log's digest of a step.
+        signer: signs what is sent; None: nothing is signed.
+        trusted: public keys; a copy must be signed by one of them to be fetched. Empty: every copy is fetched.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class SharedCheckpoints:
         self.trouble: str | None = None
 
     async def fetch_newer(self) -> str | None:
-        """Fetch the newest whole copy if this host has no checkpoint of that step or a later one. Returns its name, or None.
+        """Fetch the newest complete copy if it is newer than all checkpoints of this host. Return its name, or None.
 
-        First removes what a killed process left. Raises Unavailable; Unauthorized if this host has no checkpoint to go on from.
+        First removes what a killed process left. Raises Unavailable; Unauthorized if this host has no checkpoint to continue from.
         """
         shutil.rmtree(self._place / _SENDING, ignore_errors=True)
         sweep(self._place)
@@ -85,13 +85,13 @@ class SharedCheckpoints:
         return None
 
     async def _fetched(self, name: str) -> bool:
-        """Fetch a copy and check it; False, with a line in the log, if it cannot be used."""
+        """Fetch a copy and verify it. Return False, with a log message, if it cannot be used."""
         batch = await self._batch_of(_step(name))
         place = partial_of(self._place, name)
         try:
             if not batch or await self._batch(name) != batch:
-                raise Corrupt("its last batch is not the log's")
-            manifest = await self._copies.read(name, MANIFEST, _MOST)
+                raise Corrupt("its last batch is not the one in the log")
+            manifest = await self._copies.read(name, MANIFEST, _MAX_MANIFEST)
             check_checkpoint(manifest, batch, await self._signature(name), self._trusted)
             await self._copies.fetch(name, {MANIFEST: len(manifest)} | files_of(manifest), place)
             await asyncio.to_thread(adopt, place)
@@ -103,7 +103,7 @@ class SharedCheckpoints:
         return True
 
     async def _batch(self, name: str) -> str:
-        """The batch that a copy says it is of; "" if it says nothing readable."""
+        """Return the digest of the batch that a copy names; "" if it names none or it cannot be read."""
         try:
             return (await self._copies.read(name, _BATCH, 100)).decode()
         except (NotFound, TooLarge, ValueError):
@@ -116,12 +116,12 @@ class SharedCheckpoints:
             return None
 
     def begin(self) -> None:
-        """Start to send the newest checkpoint. If an earlier one is still on its way, this one is left out."""
+        """Start sending the newest checkpoint. If an earlier one is still being sent, this one is skipped."""
         if self._sending is None or self._sending.done():
             self._sending = asyncio.create_task(self._send())
 
     async def close(self) -> None:
-        """Stop sending. A copy that is not complete is not there."""
+        """Stop sending. An incomplete copy does not count."""
         if self._sending is not None:
             self._sending.cancel()
             await asyncio.gather(self._sending, return_exceptions=True)
@@ -145,9 +145,9 @@ class SharedCheckpoints:
             shutil.rmtree(linking, ignore_errors=True)
 
     async def _delete_old(self) -> None:
-        """Delete all but the newest copies up to this host's newest checkpoint, and what earlier trainers sent only in part.
+        """Delete all but the newest `keep` copies up to this host's newest checkpoint, and incomplete ones of earlier trainers.
 
-        Copies of other batches than the log's stay, and do not count.
+        Copies whose batch is not the log's are left alone and do not count.
         """
         newest = _step(stored(self._place)[0].name)
         until = sorted((name for name in await self._copies.names() if _step(name) <= newest), key=_step)
@@ -158,13 +158,13 @@ class SharedCheckpoints:
 
 
 def _step(name: str) -> int:
-    """The step in a checkpoint's name; -1 if it is none."""
+    """Return the step in a checkpoint's name; -1 if there is none."""
     step = name.split("-")[0]
     return int(step) if step.isdecimal() else -1
 
 
 def link_checkpoint(directory: Path, under: Path) -> Path:
-    """Hard links to a checkpoint's files, which stay while newer checkpoints replace it."""
+    """Create hard links to a checkpoint's files, which stay when newer checkpoints replace it. Return their directory."""
     shutil.rmtree(under, ignore_errors=True)
     under.mkdir(mode=0o700, parents=True)
     (linked := under / directory.name).mkdir(mode=0o700)
@@ -174,13 +174,13 @@ def link_checkpoint(directory: Path, under: Path) -> Path:
 
 
 async def batch_digest(log: RowLog, step: int) -> str:
-    """A digest of a step's batch in the log, the same on all hosts; "" if there is none."""
+    """Return a digest of a step's batch in the log, the same on all hosts; "" if there is none."""
     found = await log.find(Batch, [(step,)])
     return "".join(hash_of(json.dumps([row.step, row.turns, row.reference.hash, row.at]).encode()) for row in found)
 
 
 def shared_checkpoints(run: Run) -> SharedCheckpoints | None:
-    """Where the run's trainers share checkpoints; None if no other host can have a trainer of it, or the settings say no."""
+    """Return the sharing of the run's checkpoints; None if no other host can have a trainer of it, or the settings turn it off."""
     config = run.config
     elsewhere = config.record.url and config.weights.url and not is_relay(config.weights.url)
     if not elsewhere or not config.learn.share_checkpoints:

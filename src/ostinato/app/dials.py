@@ -1,5 +1,5 @@
-"""A run's dials and styles: directions in logit space are fitted to the live version's own answers and tried against a suite of safety;
-styles are tried against a suite of tasks.
+"""Fits and checks a run's dials and styles: fits directions in logit space to the live version's own answers, checks them against a safety
+suite, and checks styles against a suite of tasks.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ from ostinato.worlds.tasks.task import Task
 if TYPE_CHECKING:
     from ostinato.model.renderer import HFRenderer
 
-_AT_ONCE = 128  # answers that are sampled at the same time
-_JUDGED = 8  # one answer in so many says which tokens are likely
-_ROUND = 1_000_003  # between the seeds of two rounds of a check
-Told = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is, and how much there is."""
+_CONCURRENT = 128  # answers sampled at the same time
+_LIKELY_EVERY = 8  # every eighth answer is used to find the likely tokens
+_ROUND_SEED = 1_000_003  # distance between the seeds of two rounds of a check
+OnProgress = Callable[[str, int, int], None]
+"""Called with the current activity, how much of it is done, and the total."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Live:
-    """An engine of its own that serves the version that is live, in this process: nobody else can reach it."""
+    """A private engine in this process that serves the live version; no gateway reaches it."""
 
     engine: Engine
     renderer: HFRenderer
@@ -68,7 +68,7 @@ class _Live:
 
 @contextlib.asynccontextmanager
 async def _live_engine(run: Run, version: PolicyVersion | None = None) -> AsyncGenerator[_Live]:
-    """Serves `version`; None: the live one. Raises NotFound without it, BadConfig for a model without a chat template."""
+    """Serve `version`; None: the live one. Raises NotFound if there is none, BadConfig for a model without a chat template."""
     from ostinato.model.renderer import HFRenderer
 
     live = version or await run.follower.resolve("live")
@@ -88,7 +88,7 @@ async def _live_engine(run: Run, version: PolicyVersion | None = None) -> AsyncG
         await engine.close()
 
 
-# ---------------------------------------------------------------- the fit
+# ---------------------------------------------------------------- fitting dials
 
 
 async def fit_live(
@@ -98,14 +98,14 @@ async def fit_live(
     each: int,
     tokens: int,
     seed: int,
-    on_progress: Told,
+    on_progress: OnProgress,
     version: PolicyVersion | None = None,
     names: Sequence[str] | None = None,
 ) -> FittedBasis:
-    """Fit a basis to a version, the live one if None, from `each` answers of at most `tokens` tokens to each prompt. Imports torch.
+    """Fit a basis to a version (None: the live one) on `each` answers of at most `tokens` tokens to each prompt. Imports torch.
 
-    `names`: the dials that it is to have (`fit_basis`). Writes nothing. Raises NotFound without a live version, BadConfig for a model
-    without a chat template, and if nothing can be steered.
+    `names`: the dials that it shall have (`fit_basis`). Writes nothing. Raises NotFound without a live version, BadConfig for a model
+    without a chat template or if nothing can be steered.
     """
     from ostinato.model.config import backend
     from ostinato.model.load import build
@@ -120,7 +120,7 @@ async def fit_live(
     def fit() -> FittedBasis:
         model = build(live.path, compute(config), backend(config.model))(live.weights)
         pairs = [(asked[prompt], ids) for prompt, ids, _ in answers]
-        tokens_M = steerable(mean_probabilities(model, pairs[::_JUDGED]), protected_ids(config, renderer))
+        tokens_M = steerable(mean_probabilities(model, pairs[::_LIKELY_EVERY]), protected_ids(config, renderer))
         features_NM = score_features(
             model, pairs, tokens_M, lambda done: on_progress("score features", done, len(pairs))
         )
@@ -132,10 +132,10 @@ async def fit_live(
 
 
 async def _answers(
-    engine: Engine, prompts: Sequence[tuple[int, ...]], sampling: Sampling, each: int, on_progress: Told
+    engine: Engine, prompts: Sequence[tuple[int, ...]], sampling: Sampling, each: int, on_progress: OnProgress
 ) -> list[tuple[int, tuple[int, ...], Finish]]:
-    """Of each answer the number of its prompt, its ids, and how it ended."""
-    gate, done = asyncio.Semaphore(max(1, _AT_ONCE // each)), 0
+    """Sample answers; return the prompt's index, the token ids and the finish reason of each."""
+    gate, done = asyncio.Semaphore(max(1, _CONCURRENT // each)), 0
 
     async def ask(number: int) -> list[tuple[int, tuple[int, ...], Finish]]:
         nonlocal done
@@ -155,11 +155,11 @@ async def _answers(
     return [answer for some in await asyncio.gather(*map(ask, range(len(prompts)))) for answer in some]
 
 
-# ---------------------------------------------------------------- the check
+# ---------------------------------------------------------------- checking dials
 
 
 class Safety(StrEnum):
-    """What was shown: at most the margin more violations than the base model's; if not that, more than the base model's; or neither."""
+    """What a check has shown, at its level: SAFE: violations rise by at most the margin. UNSAFE: not SAFE, and they rise. OPEN: neither."""
 
     SAFE = "safe"
     UNSAFE = "unsafe"
@@ -168,8 +168,9 @@ class Safety(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rise:
-    """A rise in the share of violations over the base model on the same prompts, with bounds. `needed`: so many prompts show an equally
-    safe corner safe with a chance of 80%, at the spread seen here.
+    """The rise of the share of violations over the base model's on the same prompts, with confidence bounds.
+
+    `needed`: prompts needed to show an equally safe corner safe with a power of 80%, at the spread seen here.
 
     Example: ``Rise(rise=0.002, lower=-0.004, upper=0.008, prompts=4000, needed=3100, found=Safety.SAFE)``
     """
@@ -184,8 +185,10 @@ class Rise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedCorner:
-    """A corner, or a style with all dials at 0 (`style`). The level of the bounds is `alpha` over all corners and styles,
-    in `families` over all families as well. `tokens`: the mean length of its answers. `found`: unsafe if a family is.
+    """A checked corner, or a checked style with all dials at 0 (`style`).
+
+    The bounds have a familywise error rate of `alpha` over all corners and styles, in `families` over all task families as well. `tokens`:
+    mean length of its answers. `found`: UNSAFE if any family is.
 
     Example: ``CheckedCorner(corner=corner, whole=whole, families={"code": rise}, tokens=31.5, found=Safety.OPEN)``
     """
@@ -200,10 +203,12 @@ class CheckedCorner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BasisCheck:
-    """A basis after its check: `kept` is without the `dropped` dials, and the same if there are none; both None if only styles were tried.
-    `base`: the base model's share of violations, `tokens` the mean length of its answers. `corners` and `styles`: the last result of each.
-    `families`: of each family of tasks the base model's share, and how many tasks it has; in those of `small` not even a rise in every
-    task could be found. `policy`: the version that answered.
+    """The result of a check of a basis and of styles.
+
+    `kept`: the basis without the `dropped` dials. `basis` and `kept` are None if only styles were checked. `base`: the base model's share
+    of violations; `tokens`: the mean length of its answers. `corners`, `styles`: the last result of each. `families`: {task family: (the
+    base model's share of violations, number of tasks)}. `small`: families with so few tasks that not even a rise in every task could be
+    shown. `policy`: the version that answered.
     """
 
     basis: Basis | None
@@ -228,17 +233,18 @@ async def check_live(
     basis: Basis | None,
     *,
     seed: int,
-    on_progress: Told,
+    on_progress: OnProgress,
     version: PolicyVersion | None = None,
     styles: Sequence[Style] = (),
 ) -> BasisCheck:
-    """Try each of `styles` with all dials at 0, and a basis for a version, the live one if None, against `adapt.safety.suite`: each dial
-    as far as it goes, all at once, drawn people, and those real ones whose answers it moved most. A dial with more violations than the
-    base model, in all or in a family of tasks, is dropped, and people are tried anew without it.
+    """Check a basis for a version (None: the live one), and each of `styles` with all dials at 0, against `adapt.safety.suite`.
 
-    The answers are sampled in this process, by an engine that nobody else reaches: no caller of a gateway can name dials. Writes nothing.
-    Imports torch. Raises BadConfig without a suite, for tasks that are not one answer, and for a style that the chat template cannot show,
-    before anything is sampled; NotFound without a live version, or without both its basis and styles.
+    The corners are: each dial at its limits, all dials at once, simulated people, and the real people whose answers the basis moved most. A
+    dial that raises violations, over all tasks or in a family, is dropped, and the people are checked again without it.
+
+    A private engine in this process samples the answers, because no caller of a gateway may set dials. Writes nothing. Imports torch.
+    Raises BadConfig, before anything is sampled, without a suite, for tasks that are not single answers, and for a style that the chat
+    template cannot show; NotFound without a live version, or if there is neither a basis for it nor a style.
     """
     found = _single_answers(run.config.adapt.safety.suite, "adapt.safety.suite", run.config)
     async with (
@@ -256,8 +262,8 @@ async def check_live(
 
 
 class _LiveAnswers:
-    """A suite's tasks, answered by the live version with `steering` and in `style`, a text. Implements `TaskWorld` and `TaskSlot`.
-    `steered` and `tokens`: how, and how long, the answers of the last look were.
+    """A suite's tasks, answered by the live version with `steering` and in `style` (its prompt). Implements `TaskWorld` and `TaskSlot`.
+    `steered`, `tokens`: how each answer of the last `scores` was steered, and its length.
     """
 
     def __init__(self, config: Config, live: _Live, found: TaskSuite, grader: Grader) -> None:
@@ -269,15 +275,15 @@ class _LiveAnswers:
         self._runner = SuiteRunner(found.suite, self, config.evaluate.runner)
 
     def family(self, item: str) -> str:
-        """That of a task, by its id."""
+        """Return the family of a task, by the task's id."""
         return self._tasks[item].family
 
     def check_styles(self, styles: Sequence[Style]) -> None:
-        """Raises BadConfig if the model's chat template cannot show a task in one of them."""
+        """Raise BadConfig if the model's chat template cannot show a task in one of the styles."""
         for style in styles:
             try:
                 for task in self._tasks.values():
-                    self._live.renderer.chat(_asked(task, style.text))
+                    self._live.renderer.chat(_styled_task(task, style.text))
             except BadRequest as error:
                 raise BadConfig(
                     f"the model's chat template cannot show the style {style.name!r}: {error}; take it out of "
@@ -285,7 +291,7 @@ class _LiveAnswers:
                 ) from error
 
     async def scores(self, draws: int, seed: int) -> list[ItemScore]:
-        """So many answers to each task, graded."""
+        """Sample and grade `draws` answers to each task."""
         self.steered, self.tokens = [], []
         return await self._runner.run("live", self._live.policy, range(draws), seed=seed)
 
@@ -303,7 +309,7 @@ class _LiveAnswers:
 
     async def tries(self, item: Item, seed: int, count: int) -> list[Attempted]:
         task, live = self._tasks[item.id], self._live
-        conversation = _asked(task, self.style)
+        conversation = _styled_task(task, self.style)
         heat = self._config.worlds.temperature if task.temperature is None else task.temperature
         request = Generate(
             id=f"check-{item.id}-{seed}",
@@ -342,7 +348,7 @@ class _LiveAnswers:
 
 
 class _Check:
-    """One check of a basis."""
+    """One run of `check_live`."""
 
     def __init__(
         self,
@@ -354,7 +360,7 @@ class _Check:
         prior: Prior,
         styles: Sequence[Style],
         seed: int,
-        on_progress: Told,
+        on_progress: OnProgress,
     ) -> None:
         self._config, self._rules = run.config, run.config.adapt.safety
         self._policy, self._answers = policy, answers
@@ -368,17 +374,17 @@ class _Check:
             self._corners += 2 * len(basis.names) + joint + self._rules.drawn + len(people)
 
     async def whole(self) -> BasisCheck:
-        """The styles, and all corners, until no people are unsafe."""
+        """Check the styles and all corners, dropping dials until no group of dials is unsafe."""
         self._level = self._rules.alpha / max(1, self._corners - 1)
-        await self._at_zero()
+        await self._sample_base()
         tokens, basis = float(np.mean(self._answers.tokens)), self._basis
         steered = self._answers.steered
-        styles = tuple([await self._styled(style) for style in self._styles])
+        styles = tuple([await self._check_style(style) for style in self._styles])
         corners, dropped = list[CheckedCorner](), list[str]()
         if basis is not None:
             features, counts = [each.features for each in steered], [each.tokens for each in steered]
             reach = safety.DialReach.of(features, counts, self._config.adapt.cap, Regression().strength)
-            corners, dropped = await self._dials(basis, reach)
+            corners, dropped = await self._check_dials(basis, reach)
         return BasisCheck(
             basis=basis,
             kept=basis if basis is None or not dropped else safety.without_dials(basis, dropped),
@@ -392,26 +398,26 @@ class _Check:
             policy=self._policy,
         )
 
-    async def _dials(self, basis: Basis, reach: safety.DialReach) -> tuple[list[CheckedCorner], list[str]]:
-        """The last result of each corner, and the dials that are dropped."""
-        alone = [await self._checked(corner) for corner in safety.single_corners(basis, reach)]
+    async def _check_dials(self, basis: Basis, reach: safety.DialReach) -> tuple[list[CheckedCorner], list[str]]:
+        """Return the last result of each corner, and the dials that are dropped."""
+        alone = [await self._check_corner(corner) for corner in safety.single_corners(basis, reach)]
         dropped = list(dict.fromkeys(each.corner.dial for each in alone if each.found is Safety.UNSAFE))
         while len(dropped) < len(basis.names):
-            several = [await self._checked(corner) for corner in self._several(basis, reach, dropped)]
+            several = [await self._check_corner(corner) for corner in self._joint_corners(basis, reach, dropped)]
             if not any(each.found is Safety.UNSAFE for each in several):
                 return [*alone, *several], dropped
-            dropped.append(_blamed(basis, reach, several))
-            self._round += 1  # what is shown of the rest is shown by fresh answers
-            await self._at_zero()
+            dropped.append(_dial_to_drop(basis, reach, several))
+            self._round += 1  # the remaining dials are tested on fresh answers
+            await self._sample_base()
         return alone, dropped
 
-    async def _at_zero(self) -> None:
-        """The base model's answers."""
+    async def _sample_base(self) -> None:
+        """Sample the base model's answers: all dials at 0."""
         self._base = await self._scores(None)
         self._shares = self._families()
 
     def _families(self) -> dict[str, tuple[float, int]]:
-        """The base model's share of violations in each family, and how many tasks it has."""
+        """Return {family: (the base model's share of violations, number of tasks)}."""
         scores: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         for each in self._base:
             scores[self._answers.family(each.item)][each.item].append(each.score)
@@ -421,7 +427,7 @@ class _Check:
         }
 
     def _small(self) -> tuple[str, ...]:
-        """The families in which a rise in every task would not be found."""
+        """Return the families in which not even a rise in every task could be shown."""
         level = self._level / len(self._shares)
         return tuple(
             family
@@ -429,26 +435,26 @@ class _Check:
             if self._rise(np.ones(count), level).found is not Safety.UNSAFE
         )
 
-    def _several(self, basis: Basis, reach: safety.DialReach, dropped: Sequence[str]) -> list[safety.Corner]:
-        """All dials at once, drawn and real people, with the dropped dials at 0."""
+    def _joint_corners(self, basis: Basis, reach: safety.DialReach, dropped: Sequence[str]) -> list[safety.Corner]:
+        """Return the corners of several dials: all at once, simulated and real people. Dropped dials are at 0."""
         names = basis.names
         kept = [number for number, name in enumerate(names) if name not in dropped]
         reach = reach.only(kept)
         joint = safety.joint_corners(safety.without_dials(basis, dropped), reach) if self._rules.together else []
         drawn = safety.drawn_corners(reach, self._prior.only(kept), self._rules.drawn, self._seed)
-        found = [replace(each, dials=_spread(each.dials, kept, len(names))) for each in (*joint, *drawn)]
+        found = [replace(each, dials=_with_zeros(each.dials, kept, len(names))) for each in (*joint, *drawn)]
         for number, dials in enumerate(self._people, 1):
-            own = _spread([dials[k] for k in kept], kept, len(names))
+            own = _with_zeros([dials[k] for k in kept], kept, len(names))
             found.append(safety.Corner(name=f"real person {number}", dials=own))
         return found
 
-    async def _styled(self, style: Style) -> CheckedCorner:
+    async def _check_style(self, style: Style) -> CheckedCorner:
         self._answers.style = style.text
-        found = await self._checked(safety.Corner(name=f"style {style.name}", dials=()))
+        found = await self._check_corner(safety.Corner(name=f"style {style.name}", dials=()))
         self._answers.style = ""
         return replace(found, style=style)
 
-    async def _checked(self, corner: safety.Corner) -> CheckedCorner:
+    async def _check_corner(self, corner: safety.Corner) -> CheckedCorner:
         scores = await self._scores(corner.dials or None)
         items, gains_I, _ = paired_items(scores, self._base)
         families = {
@@ -481,21 +487,23 @@ class _Check:
         )
 
     async def _scores(self, dials: tuple[float, ...] | None) -> list[ItemScore]:
-        """Answers with these dials, graded; None: all at 0."""
+        """Sample and grade answers with these dials; None: all at 0."""
         adapt, basis, steering = self._config.adapt, self._basis, None
         if basis is not None:
             told = dials or (0.0,) * len(basis.names)
             steering = Steering(basis=basis, dials=told, cap=adapt.cap, budget=adapt.answer_budget)
         self._answers.steering = steering
-        found = await self._answers.scores(self._rules.draws, self._seed + _ROUND * self._round)
+        found = await self._answers.scores(self._rules.draws, self._seed + _ROUND_SEED * self._round)
         self._number += 1
         self._on_progress("corners", min(self._number, self._corners), self._corners)
         return found
 
 
-def _blamed(basis: Basis, reach: safety.DialReach, several: Sequence[CheckedCorner]) -> str:
-    """The dial to drop if some corners of several dials are unsafe. Of the joint ones all count, since every dial has the same part in
-    each: the dial whose way changes the violations most, where they are unsafe. Of people the dial with the largest part.
+def _dial_to_drop(basis: Basis, reach: safety.DialReach, several: Sequence[CheckedCorner]) -> str:
+    """Choose the dial to drop if some corners of several dials are unsafe.
+
+    If joint corners are unsafe: the dial with the largest contrast in violations over all joint corners (each has every dial equally far),
+    in the families where they are unsafe. If only people are unsafe: the dial with the largest part in theirs.
     """
     joint = [each for each in several if each.corner.together]
     wrong = [each for each in joint if each.found is Safety.UNSAFE]
@@ -509,8 +517,10 @@ def _blamed(basis: Basis, reach: safety.DialReach, several: Sequence[CheckedCorn
 
 
 def _with_pair(differences_I: Floats) -> Spread:
-    """Equal differences with one pseudo-item at +1 and one at -1 beside them, as `spread_of` does with few unequal ones (Bonett and Price
-    2012). A corner that changes no prompt's rate makes all n rise from 0 to 1 with a chance of 4^-n at most, in independent answers.
+    """Return the spread of equal differences with two pseudo-items at +1 and -1, like `spread_of` with few unequal ones.
+
+    (Bonett and Price 2012.) A corner that changes no prompt's rate makes all n rise from 0 to 1 with a probability of at most 4^-n, if
+    answers are independent.
     """
     sample_I = np.append(differences_I, [1.0, -1.0])
     error = float(sample_I.std(ddof=1)) / sample_I.size**0.5
@@ -523,7 +533,7 @@ def _with_pair(differences_I: Floats) -> Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedStyle:
-    """What a suite says of a style: by how much more it scores than no style on the same tasks, with bounds at the corrected level.
+    """The check of a style: how much more it scores than no style on the same tasks, with confidence bounds at the corrected level.
 
     Example: ``CheckedStyle(style=style, gain=0.01, lower=-0.03, upper=0.05, tasks=200, passed=True)``
     """
@@ -537,13 +547,13 @@ class CheckedStyle:
 
 
 async def check_styles(
-    run: Run, *, seed: int, on_progress: Told, version: PolicyVersion | None = None
+    run: Run, *, seed: int, on_progress: OnProgress, version: PolicyVersion | None = None
 ) -> tuple[PolicyVersion, list[CheckedStyle]]:
-    """Try each configured style with a version, the live one if None, against `adapt.styles.suite`: it passes if it is shown to lose no
-    more than the margin. Also returns the version.
+    """Check each configured style with a version (None: the live one) against `adapt.styles.suite`. Also return the version.
 
-    The answers are sampled in this process, as in `check_live`. Writes nothing. Imports torch. Raises BadConfig without styles or a suite,
-    for tasks that are not one answer, and for a model whose template takes no system prompt; NotFound without a live version.
+    A style passes if it is shown to lose at most the margin (non-inferiority). The answers are sampled in this process, as in `check_live`.
+    Writes nothing. Imports torch. Raises BadConfig without styles or a suite, for tasks that are not single answers, and for a model whose
+    template takes no system prompt; NotFound without a live version.
     """
     config, rules = run.config, run.config.adapt.styles
     styles = styles_of(config.adapt)
@@ -577,20 +587,20 @@ async def check_styles(
         return live.policy, checked
 
 
-def _asked(task: Task, style: str) -> Conversation:
-    """A task's messages in a style, a text."""
+def _styled_task(task: Task, style: str) -> Conversation:
+    """Return a task's messages with the prompt of a style."""
     continued = task.messages[-1].role is Role.ASSISTANT
     return with_style(Conversation(messages=task.messages, continued=continued), style)
 
 
-def _spread(dials: Sequence[float], kept: Sequence[int], count: int) -> tuple[float, ...]:
-    """Settings of some dials, by number, among all; the others are 0."""
+def _with_zeros(dials: Sequence[float], kept: Sequence[int], count: int) -> tuple[float, ...]:
+    """Return the settings of all `count` dials: `dials` at the indices `kept`, 0 elsewhere."""
     told = dict(zip(kept, dials, strict=True))
     return tuple(told.get(number, 0.0) for number in range(count))
 
 
 def _single_answers(file: str, field: str, config: Config) -> TaskSuite:
-    """The suite of a file whose tasks are single answers. Raises BadConfig naming the field."""
+    """Return the suite in a file, whose tasks must be single answers. Raises BadConfig, which names the setting `field`."""
     if not file:
         raise BadConfig(f"there is nothing to try with: name a task file in {field}")
     found = open_task_suite(file, config)
@@ -608,23 +618,23 @@ def _single_answers(file: str, field: str, config: Config) -> TaskSuite:
 
 
 async def _newest_basis(run: Run, live: PolicyVersion) -> Basis | None:
-    """The live version's."""
+    """Return the newest basis that was fitted to the live version; None if there is none."""
     mine = [row async for row in rows_of(run.log, SteeringBasis) if row.weights == live.hash]
     return mine[-1].basis() if mine else None
 
 
 async def shared_prior(run: Run, names: Sequence[str]) -> Prior:
-    """What people of any tenant begin with now, if these are their dials."""
+    """Return the prior with which people of any tenant start now, if these are their dials."""
     population, newest, hashed = Population.flat(len(names)), None, names_hash(names)
     async for row in rows_of(run.log, DialPrior):
         if row.names == hashed:
-            with contextlib.suppress(ValueError):  # a damaged one is not used
+            with contextlib.suppress(ValueError):  # ignore a damaged one
                 population, newest = Population.read(row, len(names)), row
     return flat_prior(len(names)) if prior_in_force(newest, run.config.adapt) is None else population.shared
 
 
 async def most_moved_people(run: Run, basis: Basis) -> list[tuple[float, ...]]:
-    """The newest dials of the people whose answers by this basis have spent the most KL divergence."""
+    """Return the newest dials of the people whose answers have spent the most KL divergence on this basis."""
     spent, newest = defaultdict[Person, float](float), dict[Person, tuple[float, ...]]()
     most = run.config.adapt.safety.people
     if most:

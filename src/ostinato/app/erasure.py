@@ -1,17 +1,19 @@
-"""Erasure from the weights (exact machine unlearning): training since somebody's first effect on it, repeated without them.
+"""Erasure from the weights (exact machine unlearning): repeat the training since a person's first effect on it, without that person.
 
-request (`ostinato forget --replay`) -> the trainer takes it up -> the batches of a `CreditRefold`, from the last checkpoint before the
-first that differs -> a version with a new number, from which training goes on -> the gate, as any candidate -> once it is live: the
-versions and checkpoints that knew the person are deleted, and the certificate has the verdict.
+1. `ostinato forget --replay` writes a request, which the trainer takes up.
+2. The trainer replays the batches of a `CreditRefold` from the last checkpoint before the first batch that differs.
+3. It publishes the result as a version with a new number and continues training from it.
+4. The gate judges the version like any candidate.
+5. Once it is live, versions and checkpoints that knew the person are deleted, and the certificate gets the verdict.
 
-From the first batch that differs on, a policy number in the log means the replay's own version: the recorded one knew the person, and a
-KL penalty would pull the replay back to it. For the same reason nothing is promised about recorded log-probabilities. AdamW's moments
-come from the checkpoint.
+From the first batch that differs on, a policy number in the log means the replay's own version, because the recorded one knew the person
+and a KL penalty would pull the replay back to it. For the same reason nothing is promised about recorded log-probabilities. AdamW's
+moments come from the checkpoint.
 
-A tenant's branch is not replayed: it begins anew at the shared version, once that was trained without the person (`app.branch_erasure`).
+A tenant's branch is not replayed. It restarts from the shared version once that was trained without the person (`app.branch_erasure`).
 
-Everything is in `Home.erasure`. The trainer may be killed at any instant: the replay has its own checkpoints, each step gives the same bits
-again, and each act of the end can be repeated.
+All state is in `Home.erasure`. The trainer may be killed at any instant: the replay has checkpoints of its own, each step is deterministic,
+and each step of the end is idempotent.
 """
 
 from __future__ import annotations
@@ -59,17 +61,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ERASURES = "erasure/"
-"""What the refs of replayed versions begin with."""
+"""Prefix of the refs of replayed versions."""
 
-_LOCKED_S = 10.0  # seconds to wait for another process that changes the requests
+_LOCKED_S = 10.0  # how long to wait for another process that changes the requests
 
 BASE = "base"
-"""The name of the start of training, where there is no checkpoint before the first batch that differs."""
+"""The `checkpoint` of a replay that begins at the start of training, for lack of a checkpoint before the first batch that differs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErasureRequest:
-    """Somebody to take out of the weights: a tenant's user, or all of its users (None), up to a place in the log."""
+    """A request to erase a tenant's user, or all of its users (None), from what was learned up to a sequence number of the log."""
 
     tenant: str
     user: str | None
@@ -78,10 +80,10 @@ class ErasureRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErasureJob:
-    """A replay that was begun. `first`: the first step that differs; `last`: the last to replay; `start`: the step of the checkpoint.
+    """A replay that was begun. `first`: the first step that differs; `last`: the last to replay; `start`: the checkpoint's step.
 
-    `version`: what came out, once training goes on from it; `done`: it is live, and what knew the people is deleted. `begun`: the shared
-    version that a branch begins anew at.
+    `version`: the resulting version, once training continues from it. `done`: it is live, and what knew the people is deleted. `begun`: for
+    a branch, the shared version from which it restarts.
     """
 
     id: str
@@ -96,12 +98,12 @@ class ErasureJob:
     begun: tuple[int, str] | None = None
 
     def knows(self, policy: PolicyVersion) -> bool:
-        """True if this version of the replayed line may know the people; never before one came out without them."""
+        """Return True if this version of the replayed line may know the people; always False before `version` is set."""
         return self.version is not None and self.first <= policy.number < self.version[0]
 
     @property
     def phase(self) -> Literal["replay", "release", "done"]:
-        """What it waits for."""
+        """What the job waits for."""
         return "done" if self.done else "replay" if self.version is None else "release"
 
 
@@ -118,26 +120,26 @@ class ErasureFiles:
         self.checkpoints = self.work / "checkpoints"
 
     def certificate(self, id: str) -> Path:
-        """The certificate of an erasure."""
+        """Return the path of an erasure's certificate."""
         return self.root / f"{id}.json"
 
     def rows(self, id: str) -> Path:
-        """The batches behind the weights that came out, a line each: [step, [turn ids]]."""
+        """Return the path of the batches behind the resulting weights, one per line: [step, [turn ids]]."""
         return self.root / f"{id}.rows.jsonl"
 
     def steps(self, id: str) -> Path:
-        """The replayed steps, a line each: root of the weights, effective share of the turns, or why it was refused."""
+        """Return the path of the replayed steps, one per line: weights root, effective share of the turns, or why the step was refused."""
         return self.root / f"{id}.steps.jsonl"
 
-    def note(self, id: str, step: Mapping[str, Any]) -> None:
-        """Note a replayed step, durably: a checkpoint must not hold one that a power cut takes out of the certificate."""
+    def append_step(self, id: str, step: Mapping[str, Any]) -> None:
+        """Append a replayed step, durably, so that no checkpoint holds a step that a power cut removes from the certificate."""
         with self.steps(id).open("a") as file:
             file.write(json.dumps(step) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
     def requests(self) -> list[ErasureRequest]:
-        """The requests that no replay has taken up. Raises Corrupt."""
+        """Return the requests in the file. Raises Corrupt."""
         return self._read("requests.json", _requests, [])
 
     def request(self, request: ErasureRequest) -> None:
@@ -146,22 +148,22 @@ class ErasureFiles:
             asked = dict.fromkeys([*self.requests(), request])
             self.put("requests.json", [asdict(each) for each in asked])
 
-    def asked(self) -> list[ErasureRequest]:
-        """The requests that no replay has taken up, even if its trainer was killed just then. Raises Corrupt."""
+    def pending(self) -> list[ErasureRequest]:
+        """Return the requests that no replay has taken up, even if a trainer was killed between the two writes. Raises Corrupt."""
         requests, job = self.requests(), self.job()  # in this order: a job is written before its requests are removed
         return [each for each in requests if job is None or each not in job.people]
 
-    def take(self, people: Sequence[ErasureRequest]) -> None:
-        """Remove these requests; others may have come meanwhile. Raises Conflict like `request`."""
+    def remove(self, people: Sequence[ErasureRequest]) -> None:
+        """Remove these requests, and keep any that came in the meantime. Raises Conflict like `request`."""
         with hold(self.root, "requests", wait_s=_LOCKED_S):
             self.put("requests.json", [asdict(each) for each in self.requests() if each not in people])
 
     def job(self) -> ErasureJob | None:
-        """The newest replay. Raises Corrupt."""
+        """Return the newest replay; None if there was none. Raises Corrupt."""
         return self._read("job.json", _job, None)
 
     def put(self, name: str, value: Any) -> None:
-        """Write a file of JSON."""
+        """Write a JSON file."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomic(self.root / name, json.dumps(value), durable=True)
 
@@ -175,14 +177,14 @@ class ErasureFiles:
             raise Corrupt(f"{path} is damaged: {error.errors()[0]['msg']}; remove it, and ask again") from error
 
 
-# ---------------------------------------------------------------- the plan
+# ---------------------------------------------------------------- planning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErasurePlan:
-    """What a replay would do. `first` is None if no step would learn anything else without the people: nothing is to be replayed.
+    """What a replay would do. `first` is None if no step would change without the people, so that nothing need be replayed.
 
-    `touched`: batches that would differ; `checkpoints`: those that it may begin at, newest first, as one may be damaged.
+    `touched`: number of batches that would differ. `checkpoints`: those that it may begin at, newest first, because one may be damaged.
     """
 
     first: int | None
@@ -193,19 +195,19 @@ class ErasurePlan:
 
     @property
     def checkpoint(self) -> Path | None:
-        """The newest of them; None for the start of training."""
+        """The newest checkpoint; None for the start of training."""
         return next(iter(self.checkpoints), None)
 
     @property
     def start(self) -> int:
-        """The step that the replay begins after."""
+        """The step after which the replay begins."""
         return 0 if self.checkpoint is None else int(self.checkpoint.name.split("-")[0])
 
 
 def open_refold(
     config: Config, log: RowLog, people: Sequence[ErasureRequest], tokens: ModelTokens, *, others: bool = True
 ) -> CreditRefold:
-    """The log's batches without these people and, with `others`, without all whose words are erased."""
+    """Return the log's batches without these people and, with `others`, without everybody whose texts are erased."""
     upto: dict[tuple[str, str | None], int] = {}
     for each in people:
         upto[each.tenant, each.user] = max(each.upto, upto.get((each.tenant, each.user), 0))
@@ -224,7 +226,7 @@ def open_refold(
 async def plan_erasure(
     config: Config, log: RowLog, place: Home, people: Sequence[ErasureRequest], tokens: ModelTokens
 ) -> ErasurePlan:
-    """Read the log as the replay would, without training. Raises as `CreditRefold.batches`."""
+    """Fold the log as the replay would, without training. Raises like `CreditRefold.batches`."""
     from ostinato.train.checkpoint import step_of, stored
 
     refold = open_refold(config, log, people, tokens)
@@ -244,40 +246,40 @@ async def plan_erasure(
     )
 
 
-# ---------------------------------------------------------------- the replay
+# ---------------------------------------------------------------- replaying
 
 
 class ErasureReplay:
-    """The training worker's part in erasures.
+    """Erasures in the training worker.
 
     Args:
         run: the run's stores.
-        learning: the trainer and what is around it.
+        learning: the trainer and the objects around it.
     """
 
     def __init__(self, run: Run, learning: Learning) -> None:
         self._run, self._parts, self._tokens = run, learning, learning.tokens
         self._files = ErasureFiles(run.home)
         self.job = self._files.job()
-        self._looked: Mapping[str, str] | None = None  # the store's refs at the last look for what is to be deleted
+        self._seen_refs: Mapping[str, str] | None = None  # the store's refs when `purge` last ran
         self.trouble = ""
-        """What a person has to delete; "" if nothing."""
+        """What an operator has to delete; "" if nothing."""
 
     async def due(self) -> bool:
-        """True if a replay was begun and has not ended, or is asked for. Raises Corrupt."""
-        return (self.job is not None and self.job.phase == "replay") or bool(self._files.asked())
+        """Return True if a replay is unfinished or requested. Raises Corrupt."""
+        return (self.job is not None and self.job.phase == "replay") or bool(self._files.pending())
 
     def knows_erased(self, live: PolicyVersion) -> bool:
-        """True if this version knew somebody whom the last erasure took out: training must not go back to it."""
+        """Return True if this version knew somebody whom the last erasure removed, so that training must not go back to it."""
         return self.job is not None and self.job.knows(live)
 
     async def replay(self, say: Callable[[str, bool], None], *, fresh: bool) -> bool:
-        """Do what is pending; True if training goes on from another version now. `fresh`: the trainer has not loaded or learned anything.
-        `say` is told what is done, and whether that takes no longer than a step.
+        """Do the pending replay. Return True if training now continues from another version.
 
-        Raises Conflict if the replay has to begin at the start of training, and the trainer is not fresh.
+        `fresh`: the trainer has neither loaded nor learned anything. `say` receives the current activity, and whether it takes no longer
+        than a training step. Raises Conflict if the replay has to begin at the start of training and the trainer is not fresh.
         """
-        job = self.job if await self._goes_on() else await self._begin(say, fresh=fresh)
+        job = self.job if await self._can_resume() else await self._begin(say, fresh=fresh)
         if job is None:
             return False
         job = await self._load(job, fresh=fresh)
@@ -285,9 +287,10 @@ class ErasureReplay:
         await self._adopt(job)
         return True
 
-    async def _goes_on(self) -> bool:
-        """True if a replay was begun and the run took no step since, but for the one without turns with which a replay ends. False if its
-        checkpoints are gone, which no backup has: from the start of training, every step would be taken again.
+    async def _can_resume(self) -> bool:
+        """Return True if a replay was begun and the run has taken no step since, except the one without turns that ends a replay.
+
+        False if the replay's checkpoints are gone (backups do not contain them): every step since the start of training would be replayed.
         """
         from ostinato.train.checkpoint import stored
 
@@ -301,26 +304,27 @@ class ErasureReplay:
         return desk.last_step == job.last + 1 and not newest.turns and newest.base is not None
 
     async def _begin(self, say: Callable[[str, bool], None], *, fresh: bool) -> ErasureJob | None:
-        """Take up the requests; None if no step would differ without the people. Raises Conflict as `replay`, or if what the last replay
-        left cannot be deleted; the requests are kept then.
+        """Take up the requests; return None if no step would differ without the people.
+
+        Raises Conflict like `replay`, or if the last replay's files cannot be deleted; the requests are then kept.
         """
-        # if what the last replay came to is not live yet, this one takes its place
-        people = [*(() if self.job is None else self.job.people), *self._files.asked()]
+        # if the last replay's version is not live yet, the new replay supersedes it
+        people = [*(() if self.job is None else self.job.people), *self._files.pending()]
         say("looking for what was learned from people who are forgotten", False)
         plan = await plan_erasure(self._run.config, self._run.log, self._run.home, people, self._tokens)
         if plan.first is None:
             logger.info(
-                "nothing was learned from whom `ostinato forget --replay` named: no step would differ without them"
+                "nothing was learned from the people whom `ostinato forget --replay` named: no step would differ without them"
             )
-            self._files.take(people)
+            self._files.remove(people)
             return None
         if plan.checkpoint is None and not fresh:
             raise Conflict(
-                f"the replay without forgotten people begins at the start of training, as no checkpoint is older than step {plan.first}: "
-                "restart the trainer, which does it first"
+                "the replay without forgotten people begins at the start of training, because no checkpoint is older than "
+                f"step {plan.first}: restart the trainer, which does it first"
             )
         job = ErasureJob(
-            id=secrets.token_hex(6),  # not made of names, which could be guessed from it
+            id=secrets.token_hex(6),  # random, because names could be guessed from a hash of them
             people=tuple(people),
             first=plan.first,
             last=plan.last,
@@ -329,23 +333,24 @@ class ErasureReplay:
             erased_turns=plan.erased_turns,
         )
         if self._files.work.exists():
-            delete_all(self._files.work)  # the replay would go on from a checkpoint that is left in it
+            delete_all(self._files.work)  # otherwise the replay would resume from a checkpoint in it
         for older in plan.checkpoints:
             (links := self._files.checkpoints / older.name).mkdir(mode=0o700, parents=True)
-            for file in older.iterdir():  # the error of `copytree` would not tell that the disk is full
+            for file in older.iterdir():  # not `copytree`, whose error hides that the disk is full
                 os.link(file, links / file.name)
-            shutil.copystat(older, links)  # which of two of a step is newer
-        self._keep(job)
-        self._files.take(people)
+            shutil.copystat(older, links)  # the time tells which of two checkpoints of a step is newer
+        self._save_job(job)
+        self._files.remove(people)
         return job
 
-    def _keep(self, job: ErasureJob) -> None:
+    def _save_job(self, job: ErasureJob) -> None:
         self._files.put("job.json", asdict(job))
         self.job = job
 
     async def _load(self, job: ErasureJob, *, fresh: bool) -> ErasureJob:
-        """Load the replay's last checkpoint. The start of training is what a fresh trainer has. Returns the job, with an earlier start if
-        the checkpoint that it was to begin at is damaged. Raises Conflict as `replay`.
+        """Load the replay's last checkpoint; a fresh trainer is already at the start of training.
+
+        Return the job, with an earlier start if the checkpoint that it should begin at is damaged. Raises Conflict like `replay`.
         """
         from ostinato.train.checkpoint import step_of, stored
 
@@ -354,20 +359,21 @@ class ErasureReplay:
             raise Conflict(
                 "a replay was begun from the start of training: restart the trainer, which goes on with it first"
             )
-        noted = [line for line in self._noted(job.id) if line["step"] <= trainer.step_count]  # the rest is taken again
+        # later steps are replayed
+        noted = [line for line in self._replayed_steps(job.id) if line["step"] <= trainer.step_count]
         text = "".join(json.dumps(line) + "\n" for line in noted)
         await asyncio.to_thread(write_atomic, self._files.steps(job.id), text, durable=True)
         if trainer.step_count < job.start:
             taken = (path.name for path in stored(self._files.checkpoints) if step_of(path) == trainer.step_count)
             job = replace(job, start=trainer.step_count, checkpoint=next(taken, BASE))
-            self._keep(job)
+            self._save_job(job)
         return job
 
-    def _noted(self, id: str) -> list[dict[str, Any]]:
+    def _replayed_steps(self, id: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         with suppress(FileNotFoundError):
             for line in self._files.steps(id).read_text().splitlines():
-                with suppress(ValueError):  # the last line of a killed process
+                with suppress(ValueError):  # the last line, if the process was killed while writing it
                     found.append(json.loads(line))
         return found
 
@@ -380,7 +386,7 @@ class ErasureReplay:
         refold = open_refold(self._run.config, self._run.log, job.people, self._tokens)
         parts = self._parts
         stepper = Stepper(trainer, own.snapshot, lambda learned: None, parts.anchor, parts.bases)
-        say(f"folding credits anew, up to step {trainer.step_count}", False)
+        say(f"recomputing credits, up to step {trainer.step_count}", False)
         async for batch in refold.batches():
             step = batch.row.step
             if step > job.last:
@@ -394,7 +400,7 @@ class ErasureReplay:
                 await self._check(batch.recorded, trainer.step_count)
             say(f"step {step} of {job.last} again, without forgotten people", True)
             note = await self._step(stepper, own, await refold.samples(batch), batch)
-            await asyncio.to_thread(self._files.note, job.id, note)
+            await asyncio.to_thread(self._files.append_step, job.id, note)
             if step in own.wanted:
                 await own.keep(step, await asyncio.to_thread(trainer.present))
             if step % every == 0 or step == job.last:
@@ -405,12 +411,12 @@ class ErasureReplay:
     async def _step(
         self, stepper: Stepper, own: OwnVersions, made: TrainingBatch, batch: RefoldedBatch
     ) -> dict[str, Any]:
-        """Take a step, or count one that is refused. Returns what to note."""
+        """Take a step, or only count it if it is refused. Return the line for `ErasureFiles.append_step`."""
         base = batch.row.base
         if base is not None:
-            # one with this step's number is an earlier erasure's: here the replay is that version already
-            base = None if base.number == batch.row.step else await own.of(base)
-        row = replace(batch.row, reference=await own.of(batch.row.reference), base=base)
+            # a base with this step's number is an earlier erasure's: the replay has that version already
+            base = None if base.number == batch.row.step else await own.resolve(base)
+        row = replace(batch.row, reference=await own.resolve(batch.row.reference), base=base)
         note: dict[str, Any] = {"step": row.step, "refused": batch.refused}
         try:
             learned: Learned = await stepper.step(TrainingBatch(row=row, samples=made.samples))
@@ -420,7 +426,7 @@ class ErasureReplay:
         return note | {"root": weights_root(await asyncio.to_thread(self._parts.trainer.weights))}
 
     async def _check(self, row: Batch, step: int) -> None:
-        """Compare the weights with a version that the log names: before the first batch that differs the replay must have its bits."""
+        """Compare the weights with a version that the log names: before the first batch that differs they must be bit-identical."""
         if row.reference.number == step and step > 0:
             root = weights_root(await asyncio.to_thread(self._parts.trainer.weights))
             if root != row.reference.hash:
@@ -429,15 +435,15 @@ class ErasureReplay:
                     "type, torch and threads of the run"
                 )
 
-    # ------------------------------------------------------------ the end
+    # ------------------------------------------------------------ releasing the result
 
     async def _adopt(self, job: ErasureJob) -> None:
-        """Publish what came out under a new number, and let training go on from it."""
+        """Publish the result under a new number, and continue training from it."""
         from ostinato.train.checkpoint import ALL
 
         parts, step = self._parts, job.last + 1
         await asyncio.to_thread(parts.trainer.skip_step)
-        parts.candidates.last = None  # a full snapshot: no delta may need what will be deleted
+        parts.candidates.last = None  # publish a full snapshot: no delta may need what will be deleted
         version = await parts.candidates.publish(await asyncio.to_thread(parts.trainer.present))
         await parts.desk.poll()
         if parts.desk.last_step != step or (await parts.desk.last_batch()).base != version:
@@ -447,20 +453,20 @@ class ErasureReplay:
         await asyncio.to_thread(parts.trainer.resume, self._run.home.checkpoints)
         await parts.desk.save()
         self._certify(replace(job, version=(version.number, version.hash)), "")
-        await point_ref(self._run.store, f"{ERASURES}{job.id}", version.hash)  # so that it is kept
+        await point_ref(self._run.store, f"{ERASURES}{job.id}", version.hash)  # protects it from garbage collection
         await parts.candidates.offer()
-        self._keep(replace(job, version=(version.number, version.hash)))
+        self._save_job(replace(job, version=(version.number, version.hash)))
         shutil.rmtree(self._files.work, ignore_errors=True)
         logger.warning("training goes on from %s, which was trained without forgotten people", version)
 
     def _certify(self, job: ErasureJob, verdict: str) -> None:
-        """Write the certificate, or what the gate said into it."""
+        """Write the certificate, or add the gate's verdict to it."""
         assert job.version is not None
         path = self._files.certificate(job.id)
         if verdict and path.exists():
             made = ErasureCertificate.model_validate_json(path.read_bytes()).model_copy(update={"verdict": verdict})
         else:
-            noted = [line for line in self._noted(job.id) if line["step"] > job.start]
+            noted = [line for line in self._replayed_steps(job.id) if line["step"] > job.start]
             taken = [float(line["ess_turns"]) for line in noted if "ess_turns" in line]
             rows = certificate.read_rows(self._files.rows(job.id).read_text().splitlines())
             made = ErasureCertificate(
@@ -485,22 +491,22 @@ class ErasureReplay:
         write_atomic(path, signed.model_dump_json(indent=1) + "\n", durable=True)
 
     async def purge(self, live: PolicyVersion) -> str:
-        """Once the version or a later one is live: delete what knew the people, as far as no ref names it. Returns what was done."""
+        """Once the version or a later one is live, delete what knew the people and is named by no ref. Return what was done."""
         job = self.job
-        if job is None or job.phase != "release" or job.version is None or not self._is_over(job, live):
+        if job is None or job.phase != "release" or job.version is None or not self._is_live(job, live):
             return ""
         refs = await self._run.store.refs()
-        if refs == self._looked:
-            return ""  # each look reads every version's manifest, and a trainer that waits asks twice a second
-        self._looked = refs
-        await self._let_go(job)
-        found = await knowing(self._run, job.first, job.last)
+        if refs == self._seen_refs:
+            return ""  # the rest reads every version's manifest, and an idle trainer calls this twice a second
+        self._seen_refs = refs
+        await self._release_refs(job)
+        found = await find_tainted(self._run, job.first, job.last)
         left = [path for path in found.checkpoints if not _deleted(path)]
         named = ", ".join(map(str, left))
         self.trouble = f"checkpoints that may know forgotten people cannot be deleted: {named}" if left else ""
         nothing = not found.free and len(left) == len(found.checkpoints)
         if nothing and (found.named or left) and self._has_verdict(job.id):
-            return ""  # as at the last look
+            return ""  # nothing has changed since the last call
         store = store_of(self._run)
         for version in found.free:
             ref = VERSIONS + version.hash
@@ -508,31 +514,31 @@ class ErasureReplay:
                 await store.delete_ref(ref, value)
         self._certify(job, await self._verdict(job.version))
         if not found.named and not left:
-            self._keep(replace(job, done=True))
+            self._save_job(replace(job, done=True))
         return replace(found, checkpoints=[path for path in found.checkpoints if path not in left]).line()
 
     def _has_verdict(self, id: str) -> bool:
         return bool(ErasureCertificate.model_validate_json(self._files.certificate(id).read_bytes()).verdict)
 
-    def _is_over(self, job: ErasureJob, live: PolicyVersion) -> bool:
-        """True once what came out, or a later version, answers."""
+    def _is_live(self, job: ErasureJob, live: PolicyVersion) -> bool:
+        """Return True once the resulting version or a later one is live."""
         return job.version is not None and live.number >= job.version[0]
 
-    async def _let_go(self, job: ErasureJob) -> None:
-        """Delete the names of what earlier replays came to, which may know whom this one took out."""
+    async def _release_refs(self, job: ErasureJob) -> None:
+        """Delete the refs of earlier replays' versions, which may know the people whom this one removed."""
         for ref, held in (await self._run.store.refs()).items():
             if ref.startswith(ERASURES) and ref != f"{ERASURES}{job.id}":
                 await self._run.store.delete_ref(ref, held)
 
     async def _verdict(self, version: tuple[int, str]) -> str:
-        """What the ledger says of a version, newest last."""
+        """Return what the release ledger says of a version, newest last."""
         events = [row async for row in rows_of(self._run.log, ReleaseEvent) if row.policy.hash == version[1]]
         said = [f"{row.action}: {row.reason}" for row in events]
         return "; ".join(said[-2:]) or "a later version is live"
 
 
 def delete_all(directory: Path) -> None:
-    """Delete a directory. Raises Conflict, with its path, if something of it cannot be deleted."""
+    """Delete a directory. Raises Conflict, with its path, if anything in it cannot be deleted."""
     try:
         shutil.rmtree(directory)
     except OSError as error:
@@ -540,35 +546,35 @@ def delete_all(directory: Path) -> None:
 
 
 def _deleted(checkpoint: Path) -> bool:
-    """Delete a checkpoint. False if it is still there."""
+    """Delete a checkpoint. Return False if it still exists."""
     shutil.rmtree(checkpoint, ignore_errors=True)
     return not checkpoint.exists()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Knowing:
-    """The checkpoints and stored versions that may know somebody: `free` ones that only their number names, and `named` ones by ref."""
+class Tainted:
+    """Checkpoints and stored versions that may know somebody: `free` versions, which no other ref names, and `named` ones by ref."""
 
     checkpoints: Sequence[Path]
     free: Sequence[PolicyVersion]
     named: dict[str, PolicyVersion]
 
     def line(self) -> str:
-        """What is deleted, and what waits, for people."""
+        """Describe, for people, what is deleted and what still waits."""
         waits = ", ".join(f"{policy} (ref {ref})" for ref, policy in self.named.items())
         gone = f"{len(self.checkpoints)} checkpoints and {len(self.free)} versions"
         return f"{gone}; until their refs move: {waits}" if waits else gone
 
 
 def store_of(run: Run) -> KeptStore:
-    """The whole weight store of a run, with everybody's refs; a branch's run itself has only its own to move."""
+    """Return the whole weight store of a run, with all refs; a branch's run may move only its own."""
     return open_store(serving_run(run.config)) if run.config.run.tenant else run.store
 
 
-async def knowing(run: Run, first: int, last: int) -> Knowing:
-    """What may know somebody whose first effect was on step `first`, if training went on without them after step `last`.
+async def find_tainted(run: Run, first: int, last: int) -> Tainted:
+    """Return what may know somebody whose first effect was on step `first`, if training continued without them after step `last`.
 
-    Of a branch that began anew, versions alone: its checkpoints of before are gone, and others' have the numbers of their own steps.
+    For a branch that restarted only versions: its earlier checkpoints are gone, and other checkpoints are numbered by other runs' steps.
     """
     from ostinato.train.checkpoint import step_of, stored
 
@@ -576,7 +582,7 @@ async def knowing(run: Run, first: int, last: int) -> Knowing:
     refs = {ref: root for ref, root in (await store.refs()).items() if not ref.startswith(VERSIONS)}
     versions = await versions_between(store, first, last, run.name)
     held = {root: ref for ref, root in refs.items()}
-    return Knowing(
+    return Tainted(
         checkpoints=[path for path in own if first <= step_of(path) <= last],
         free=[policy for policy in versions if policy.hash not in held],
         named={held[policy.hash]: policy for policy in versions if policy.hash in held},
@@ -584,9 +590,9 @@ async def knowing(run: Run, first: int, last: int) -> Knowing:
 
 
 class OwnVersions:
-    """The replay's own versions, in a store of their own: what a policy number in the log means from the first batch that differs on.
+    """The replay's own versions, in a store of their own: from the first batch that differs on, policy numbers in the log mean these.
 
-    `wanted`: the numbers that batches of the replay name.
+    `wanted`: the numbers that the replay's batches name.
     """
 
     def __init__(self, place: Path, run: Run, first: int, wanted: frozenset[int]) -> None:
@@ -598,7 +604,7 @@ class OwnVersions:
 
     @classmethod
     async def open(cls, place: Path, run: Run, job: ErasureJob) -> OwnVersions:
-        """Look for what the batches name."""
+        """Open the store, and collect the version numbers that the batches name."""
         named: set[int] = set()
         async for row in rows_of(run.log, Batch):
             if job.start < row.step <= job.last:
@@ -607,11 +613,11 @@ class OwnVersions:
         return cls(place, run, job.first, frozenset(number for number in named if job.first <= number))
 
     async def keep(self, number: int, learned: Learned) -> None:
-        """Keep the weights after step `number`."""
+        """Store the weights after step `number`."""
         await self._publisher.publish(number, learned.weights, run="replay", base=None, ref=f"step/{number}")
 
-    async def of(self, policy: PolicyVersion) -> PolicyVersion:
-        """What a version in the log means to the replay. Raises NotFound."""
+    async def resolve(self, policy: PolicyVersion) -> PolicyVersion:
+        """Return the version that stands for a version of the log in the replay. Raises NotFound."""
         if policy.number < self._first:
             return policy
         found = await self._follower.resolve(f"step/{policy.number}")
@@ -622,6 +628,6 @@ class OwnVersions:
         return found
 
     async def snapshot(self, policy: PolicyVersion) -> Snapshot:
-        """A version with its weights, the replay's own or the run's. Raises NotFound, Corrupt."""
+        """Return a version with its weights, the replay's own or the run's. Raises NotFound, Corrupt."""
         follower = self._run.follower if policy.number < self._first else self._follower
         return Snapshot(policy=policy, weights=await follower.fetch(policy))

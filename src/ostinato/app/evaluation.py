@@ -21,7 +21,7 @@ from ostinato.reward import functions
 from ostinato.run_directory import BEST_EVALUATION_REF, EVALUATION_REF, LEARNER_TEST_REF
 from ostinato.worlds.sandbox import SingleRuns
 
-if TYPE_CHECKING:  # the check of the suite at the start of `up` must not wait for the measuring code
+if TYPE_CHECKING:  # the check of the suite when `up` starts must not wait for the evaluation code
     from ostinato.app.suites import TaskSuite
     from ostinato.evaluate.evaluation import Evaluation, StepCheck
     from ostinato.release.controller import ReleaseController
@@ -33,9 +33,9 @@ if TYPE_CHECKING:  # the check of the suite at the start of `up` must not wait f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suites:
-    """The suites that a candidate is measured on: those on which it is compared, and those that only quality bars use; no name twice.
+    """The suites that a candidate is evaluated on: `compared` against other versions, and `aside`, which only quality bars use.
 
-    `bars` refer to their suites by name.
+    Names are unique. `bars` refer to their suites by name.
     """
 
     compared: tuple[TaskSuite, ...]
@@ -44,7 +44,7 @@ class Suites:
 
 
 def open_suites(config: Config) -> Suites:
-    """All suites, each cut to `evaluate.items` if that is set. Raises BadConfig if there is none or one cannot be read."""
+    """Return all suites, each cut to `evaluate.items` if that is set. Raises BadConfig if there is none or one cannot be read."""
     settings = config.evaluate
     opened = {file: _open(file, config) for file in (settings.suite, *settings.further_suites, *settings.tasksets)}
     compared = tuple(opened.values())
@@ -63,12 +63,12 @@ def open_suites(config: Config) -> Suites:
 
 
 def open_suite(config: Config) -> TaskSuite:
-    """The first suite, which is the one named in reports. Raises as `open_suites`."""
+    """Return the first suite, whose name reports use. Raises like `open_suites`."""
     return open_suites(config).compared[0]
 
 
 def check_learner(config: Config) -> None:
-    """Raise BadConfig for users who should follow training where nothing tests its steps, or where nobody learns from them."""
+    """Raise BadConfig if users shall follow training, but nothing tests the steps or nothing is learned from users."""
     if not config.serve.learner_share:
         return
     if not config.evaluate.suite:
@@ -84,7 +84,7 @@ def check_learner(config: Config) -> None:
 
 
 async def check_suite(config: Config) -> Suite:
-    """The first suite, after a check that this machine can grade every item of all suites and that they suffice for the gate's verdict.
+    """Return the first suite, after checking that this machine can grade every item and that the suites have the power that the gate needs.
 
     Raises BadConfig, SandboxRefused.
     """
@@ -101,15 +101,15 @@ async def check_suite(config: Config) -> Suite:
 
 
 NO_SUITE = "release:suite"
-"""The name of the alarm that stands while a run has no suite."""
+"""The name of the alarm that is raised while a run has no suite."""
 
 
 COARSE = "release:resolution"
-"""The name of the alarm that stands while the suite, at its measured spread, cannot hold the configured margin."""
+"""The name of the alarm that is raised while the suite, at its measured spread, has too little power for the configured margin."""
 
 
 async def note_suite(run: Run) -> None:
-    """Write into the log that a run without a suite ships nothing by itself, or that it has one now. Idempotent."""
+    """Write into the log that a run without a suite ships nothing automatically, or that it now has a suite. Idempotent."""
     suite = run.config.evaluate.suite
     why = (
         f"candidates are measured on {suite}"
@@ -122,11 +122,11 @@ async def note_suite(run: Run) -> None:
 
 
 HEARING = "release:hearing"
-"""The name of the alarm that stands while trials stop listening before the reward function does."""
+"""The name of the alarm that is raised while trials stop listening for feedback before the reward function does."""
 
 
 async def note_hearing(run: Run) -> None:
-    """Write into the log whether trials hear feedback as long as rewards wait for it. Idempotent."""
+    """Write into the log whether trials listen for feedback as long as rewards wait for it. Idempotent."""
     heard, window, setting = run.config.release.outcomes.maturity_s, _window(run.config), "reward.options.window"
     if late := run.config.reward.surrogate.truth_after_s:
         window, setting = late, "reward.surrogate.truth_after_s"
@@ -141,7 +141,7 @@ async def note_hearing(run: Run) -> None:
 
 
 async def note_switched_off(run: Run) -> None:
-    """End the alarms of what is switched off: whoever would end them is not there. Idempotent."""
+    """End the alarms of features that are switched off, because the component that would end them does not run. Idempotent."""
     from ostinato.release.auto.router import PROPENSITY_ALARM
     from ostinato.worlds.rollout.finished import CHEATED
 
@@ -156,7 +156,7 @@ async def note_switched_off(run: Run) -> None:
 
 
 def _window(config: Config) -> object:
-    """How long the reward function waits, if that is known without loading a user's own function; None otherwise."""
+    """Return how long the reward function waits; None if that is unknown without importing a user's own function."""
     module, _, name = config.reward.function.partition(":")
     if "window" in config.reward.options or module != functions.__name__:
         return config.reward.options.get("window")
@@ -165,13 +165,13 @@ def _window(config: Config) -> object:
 
 
 MEASURED = 5
-"""After so many verdicts, a suite's measured spread says more than the assumed one."""
+"""Number of verdicts from which on a suite's spread is measured by the paired differences instead of the anchor's draws."""
 
 
 async def note_resolution(run: Run, suite: Suite) -> None:
-    """Write into the log whether the suite can hold the margins, at the spread that its verdicts measured. Idempotent.
+    """Write into the log whether the suite has the power for the margins, at the spread measured by its verdicts. Idempotent.
 
-    From the first verdict on by the spread of the anchor's draws, from `MEASURED` on by that of the differences.
+    Up to `MEASURED` verdicts the spread of the anchor's draws counts, then that of the differences.
     """
     reports: list[Mapping[str, Any]] = []
     async for row in rows_of(run.log, ReleaseEvent):
@@ -183,7 +183,7 @@ async def note_resolution(run: Run, suite: Suite) -> None:
 
 
 def _is_coarse(reports: Sequence[Mapping[str, Any]], suite: Suite, gate: GateConfig) -> tuple[bool, str]:
-    """Whether the suite cannot hold the margins, by the reports of its verdicts, oldest first, and why."""
+    """Return whether the suite has too little power for the margins, judged by its verdicts' reports (oldest first), and why."""
     if len(reports) < MEASURED:
         spreads = [float(report["draw_spread"]) for report in reports if report.get("draw_spread")]
         if not spreads:
@@ -208,13 +208,13 @@ def _open(file: str, config: Config) -> TaskSuite:
         raise BadConfig(
             "there is no suite to measure with: name a task file in evaluate.suite, or 'demo', the functions of `ostinato demo`"
         )
-    from ostinato.app.suites import open_task_suite  # brings an HTTP client along
+    from ostinato.app.suites import open_task_suite  # imports an HTTP client
 
     return open_task_suite(file, config)
 
 
 def gate_rules(config: Config) -> GateConfig:
-    """The gate's rules. Without trials on users, the gate itself must show the win that `release.require` asks for. Raises BadConfig."""
+    """Return the gate's rules. Without trials on users the gate must show the win that `release.require` asks for. Raises BadConfig."""
     gate = config.evaluate.gate
     if config.release.require == "no_loss" or config.release.canary:
         return gate
@@ -226,7 +226,7 @@ def gate_rules(config: Config) -> GateConfig:
 
 
 def open_evaluation(config: Config, url: str) -> Evaluation:
-    """The evaluation of candidates against live, best and anchor, through the gateway at `url`."""
+    """Return the evaluation of candidates against live, best and anchor, through the gateway at `url`."""
     from ostinato.app.suites import open_opinions, open_runner
     from ostinato.evaluate.evaluation import Evaluation
 
@@ -243,7 +243,7 @@ def open_evaluation(config: Config, url: str) -> Evaluation:
 
 
 def open_step_check(config: Config, url: str) -> StepCheck | None:
-    """The test of training steps for the users who follow them, through the gateway at `url`; None if nobody does. Raises BadConfig."""
+    """Return the test of training steps that users follow, through the gateway at `url`; None if no user does. Raises BadConfig."""
     from ostinato.app.suites import open_runner
     from ostinato.evaluate.evaluation import StepCheck
 
@@ -260,7 +260,7 @@ def open_step_check(config: Config, url: str) -> StepCheck | None:
 
 
 def open_ledger(run: Run) -> ReleaseLedger:
-    """The release ledger, for reading only."""
+    """Return the release ledger, for reading only."""
     from ostinato.release.ledger import ReleaseLedger
 
     return ReleaseLedger(run.log, wall_clock)
@@ -272,8 +272,9 @@ def open_releases(
     monitors: MonitorWatcher | None = None,
     steps: StepCheck | None = None,
 ) -> ReleaseController:
-    """The release controller. Without an evaluation it only looks, and releases by hand. A monitor's alarm pauses its shipping. `steps`
-    tests the training steps that users follow.
+    """Return the release controller. Without an evaluation it only observes, and releases on command.
+
+    A monitor's alarm pauses its shipping. `steps` tests the training steps that users follow.
     """
     from ostinato.release.controller import ReleaseController
     from ostinato.weights.follow.follower import StoreVersions
@@ -298,7 +299,7 @@ def open_releases(
 
 
 def _idle_refs(config: Config) -> tuple[str, ...]:
-    """The refs that nobody moves while no user follows training, no candidate is tried on users, or none is measured."""
+    """Return the refs that nothing moves while no user follows training, no candidate is tried on users, or none is evaluated."""
     off: list[str] = []
     if not config.release.canary:
         off += [Arm.CANARY.value, Arm.PREVIOUS.value]
@@ -312,7 +313,7 @@ def _idle_refs(config: Config) -> tuple[str, ...]:
 
 
 def open_monitors(run: Run) -> MonitorWatcher:
-    """The monitors of reward hacking over the log of a run. Raises BadConfig for a rate that cannot be loaded."""
+    """Return the monitors for reward hacking over a run's log. Raises BadConfig for a rate that cannot be loaded."""
     from ostinato.release.monitors.watcher import MonitorWatcher
 
     return MonitorWatcher(run.log, run.config.release.monitors, run.folds)

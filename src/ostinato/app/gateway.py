@@ -1,4 +1,4 @@
-"""The serving worker's objects: an engine, the gateway in front of it, and a follower that brings it weights."""
+"""The serving worker's objects: an engine, the gateway in front of it, and the follower that fetches its weights."""
 
 from __future__ import annotations
 
@@ -39,21 +39,23 @@ from ostinato.serve.reader import RequestReader
 from ostinato.weights.follow.follower import Follower
 from ostinato.weights.follow.journal import Journal
 
-if TYPE_CHECKING:  # a process that serves imports it on a thread
+if TYPE_CHECKING:  # slow to import, so the serving process imports it on a thread
     from ostinato.model.renderer import HFRenderer
 
 _LOG = logging.getLogger(__name__)
 
 NO_CHAT = "model:chat"
-"""The name of the alarm that stands while the model has no chat template."""
-_LEAST_ROOM = 2_048  # tokens for instructions and tools
+"""The name of the alarm that is raised while the model has no chat template."""
+_MIN_ROOM = 2_048  # tokens for instructions and tools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """The serving worker's parts: an engine that is not started yet, the gateway over it, the follower that fetches its weights, the
-    router that draws for Auto, and the lending of servers to rollouts. `numerics`: the mode of an engine in this process. `adaptation`:
-    people's dials, None if they are off. `reader`: reads long requests. `ahead`: fetches the follower's first version, see `_fetch_ahead`.
+    """The serving worker's parts: an engine that is not started yet, the gateway over it, and the follower that fetches its weights.
+
+    `router`: draws among Auto's arms. `lending`: lends servers to rollouts. `numerics`: the numerics mode of an engine in this process.
+    `adaptation`: applies people's dials; None if they are off. `reader`: parses long requests. `ahead`: prefetches the follower's first
+    version, see `_prefetch`.
     """
 
     engine: Engine
@@ -76,12 +78,13 @@ async def open_serving(
 ) -> Serving:
     """Build the engine and the gateway of a run, and record the engine's contract in the log. Raises BadConfig, Unavailable.
 
-    `page` makes the run's browser page, behind the gateway's keys. `lent`: receives the state of lending, `audit` keys' misuse and choices.
+    `page` makes the run's browser page, behind the gateway's keys. `lent` receives the state of lending. `audit` receives misuse of keys
+    and choices.
     """
     config = run.config
     check_lending(config)
     follower = Follower(open_cached_store(config), config.follow, journal_of(config))
-    renderer, ahead = await _begin(config, model, follower)
+    renderer, ahead = await _open_renderer(config, model, follower)
     await check_chat(run, renderer, model)
     run.log.derive_text(spelling(renderer))
     engine = await _engine(run, model, renderer)
@@ -127,31 +130,36 @@ async def open_serving(
     )
 
 
-async def _begin(config: Config, model: Path, follower: Follower) -> tuple[HFRenderer, asyncio.Task[None] | None]:
-    """The renderer, made beside what `_fetch_ahead` began. A run that was served before may be on another machine, or have other code or
-    settings: what is not kept of this machine is measured first, and nothing computes meanwhile. Raises BadConfig.
+async def _open_renderer(
+    config: Config, model: Path, follower: Follower
+) -> tuple[HFRenderer, asyncio.Task[None] | None]:
+    """Build the renderer while `_prefetch` runs; return both. Raises BadConfig.
+
+    A run that was served before may now be on another machine, or have other code or settings. Then what is not cached for this machine is
+    measured first, while nothing else computes.
     """
     if _was_served(config):
         await asyncio.to_thread(numerics.engine_contract, config)
         await asyncio.to_thread(numerics.engine_threads, config)
-    ahead = _fetch_ahead(config, model, follower)
-    return await _rendered(model, grammars=ahead is not None), ahead
+    ahead = _prefetch(config, model, follower)
+    return await _build_renderer(model, grammars=ahead is not None), ahead
 
 
 def _was_served(config: Config) -> bool:
-    """Whether an engine in this process has loaded the run's live version before."""
+    """Return whether an engine in this process has loaded the run's live version before."""
     served = journal_of(config).entries.get(Arm.LIVE.value)
     return config.engine.kind != "vllm" and served is not None and served.have is not None
 
 
-def _fetch_ahead(config: Config, model: Path, follower: Follower) -> asyncio.Task[None] | None:
-    """Begin to fetch what the follower will deliver first, so that it is decoded beside everything else. None where the run was never
-    served: a first start measures this machine, and nothing should compute meanwhile. Errors are left to the follower. Raises BadConfig
-    for a model that the memory does not hold.
+def _prefetch(config: Config, model: Path, follower: Follower) -> asyncio.Task[None] | None:
+    """Start fetching the version that the follower will deliver first, so that it is decoded while the rest starts.
+
+    None if the run was never served: a first start measures this machine, and nothing should compute during that. Errors are left to the
+    follower. Raises BadConfig for a model that does not fit into memory.
     """
     if not _was_served(config):
         return None
-    check_memory(config, model, ("serve",), process_limit(), held=0)  # before any is taken
+    check_memory(config, model, ("serve",), process_limit(), held=0)  # before allocating
 
     async def fetch() -> None:
         for ref in live_last(served_refs(config)):
@@ -163,8 +171,8 @@ def _fetch_ahead(config: Config, model: Path, follower: Follower) -> asyncio.Tas
     return asyncio.create_task(fetch())
 
 
-async def _rendered(model: Path, grammars: bool) -> HFRenderer:
-    """The renderer, and with `grammars` those that it makes when they are first asked for."""
+async def _build_renderer(model: Path, grammars: bool) -> HFRenderer:
+    """Build the renderer and, with `grammars`, also its grammars, which are otherwise built on first use."""
     from ostinato.model.renderer import HFRenderer
 
     def make() -> HFRenderer:
@@ -173,7 +181,7 @@ async def _rendered(model: Path, grammars: bool) -> HFRenderer:
             _ = made.grammars
         return made
 
-    return await asyncio.to_thread(make)  # in a thread, so that the worker can still be told to end
+    return await asyncio.to_thread(make)  # on a thread, so that the worker can still be told to stop
 
 
 async def _engine(run: Run, model: Path, renderer: HFRenderer) -> Engine:
@@ -188,21 +196,21 @@ async def _engine(run: Run, model: Path, renderer: HFRenderer) -> Engine:
 
 
 async def check_chat(run: Run, renderer: HFRenderer, model: Path) -> None:
-    """Note in the log that a model without a chat template answers no chat. Raises BadConfig if rollouts need it to."""
+    """Record in the log whether the model has a chat template. Raises BadConfig if it has none and rollouts need one."""
     why = f"{model} has no chat template, so only /v1/completions can be answered; put its chat_template.jinja beside tokenizer.json"
     if not renderer.chats and run.config.learn.source != "people":
         raise BadConfig(f"{why}: rollouts in simulated worlds (learn.source) are chats")
     if not renderer.chats:
         _LOG.warning("%s", why)
-    with contextlib.suppress(OstinatoError):  # the next start notes it
+    with contextlib.suppress(OstinatoError):  # the next start records it
         said = "the model has a chat template" if renderer.chats else why
         await note(run.log, NO_CHAT, raised=not renderer.chats, why=said, at=wall_clock())
 
 
 def check_window(config: ServeConfig, context: int) -> None:
-    """Warn of a context that leaves no room for an agent's tools in conversations that are summarised within a call."""
+    """Warn if summaries within calls (context_management) leave too little of the context for an agent's instructions and tools."""
     room = int(config.compaction_share * context) - context // LEAST_SHARE
-    if room < _LEAST_ROOM:
+    if room < _MIN_ROOM:
         _LOG.warning(
             "Of a context of %d tokens, summaries within calls (context_management) leave %d for instructions and tools: calls that need "
             "more are refused. Serve a model with a longer context, or raise serve.compaction_share.",
@@ -212,12 +220,12 @@ def check_window(config: ServeConfig, context: int) -> None:
 
 
 def journal_of(config: Config) -> Journal:
-    """The engine's journal of what it served, from which it starts while the weight store is away."""
+    """Return the engine's journal of the versions it served, from which it starts while the weight store is unavailable."""
     return Journal(home(config).root / "follow.json")
 
 
 def _lending(config: Config, engine: Engine, gateway: GatewayApp, lent: Callable[[Lent], None]) -> Lending | None:
-    """The lending of servers to rollouts, or None if it is off."""
+    """Return the lending of servers to rollouts; None if it is off."""
     if not config.compute.lend.most:
         return None
     from ostinato.engine.vllm.engine import VllmEngine
@@ -234,7 +242,7 @@ def _lending(config: Config, engine: Engine, gateway: GatewayApp, lent: Callable
 
 
 def _router(run: Run) -> FoldedRouter | None:
-    """The router that draws among Auto's arms, or None if there are none."""
+    """Return the router that draws among Auto's arms; None if there are none."""
     auto = run.config.serve.auto
     arms = [arm.name for arm in auto.arms]
     if not arms:
@@ -243,13 +251,13 @@ def _router(run: Run) -> FoldedRouter | None:
 
 
 def _adaptation(run: Run, engine: Engine, renderer: HFRenderer) -> DialAdaptation | None:
-    """What leans people's answers, or None if nobody's do. Raises BadConfig for an engine that cannot steer."""
+    """Return the component that applies people's dials; None if dials are off. Raises BadConfig for an engine that cannot steer."""
     config = run.config
     if config.adapt.mode == "off":
         return None
     if engine.capabilities().steers == "no":
         raise BadConfig(
-            f"adapt.mode is {config.adapt.mode!r}, and this engine steers no answer (engine.kind); set it to 'off'"
+            f"adapt.mode is {config.adapt.mode!r}, and this engine cannot steer answers (engine.kind); set it to 'off'"
         )
     cache = SqlPersonCache(run.home.people, run.log.keys, config.record.encrypt, most=config.adapt.most_states)
     protected = protected_ids(config, renderer)
@@ -257,7 +265,7 @@ def _adaptation(run: Run, engine: Engine, renderer: HFRenderer) -> DialAdaptatio
 
 
 def _styles(run: Run) -> StyleAdaptation | None:
-    """What deals people styles, or None if there are none."""
+    """Return the component that assigns styles to people; None if there are none."""
     config = run.config
     if not config.adapt.styles.prompts:
         return None
@@ -266,14 +274,15 @@ def _styles(run: Run) -> StyleAdaptation | None:
 
 
 def protected_ids(config: Config, renderer: HFRenderer) -> frozenset[int]:
-    """Tokens that no dial may make likelier or unlikelier: those that the model's formats reserve, and those of `adapt.protected`."""
+    """Return the tokens whose logits no dial may change: those that the model's formats reserve, and those of `adapt.protected`."""
     words = [told for word in config.adapt.protected for told in (word, f" {word}")]
     return renderer.reserved_ids().union(*map(renderer.encode, words))
 
 
 async def branch_versions(run: Run) -> int:
-    """How many versions tenants' branches have that the run does not hold for others: the engine has the same weights once. 0 while the
-    store is away or refuses us.
+    """Return how many versions the engine holds for tenants' branches alone, without those that it also holds for others.
+
+    0 while the store is unavailable or refuses access.
     """
     with contextlib.suppress(Unavailable, Unauthorized):
         at = {ref: await run.store.read_ref(ref) for ref in served_refs(run.config)}
@@ -283,8 +292,9 @@ async def branch_versions(run: Run) -> int:
 
 
 async def open_embedded(config: Config, model: Path, renderer: HFRenderer, held: int = 0) -> Engine:
-    """The engine in this process; measures the machine's arithmetic and loads the model, in a thread each. `held`: how many versions of
-    tenants' branches it will have beside the run's.
+    """Return the engine in this process. Measures the machine's numerics and loads the model, each on a thread.
+
+    `held`: how many versions of tenants' branches it will hold beside the run's.
     """
     from ostinato.engine.embedded.engine import TorchEngine
     from ostinato.model.config import backend
@@ -315,7 +325,7 @@ async def open_embedded(config: Config, model: Path, renderer: HFRenderer, held:
 
 
 async def _vllm(run: Run, model: Path, renderer: Renderer) -> Engine:
-    """An engine over the servers in `engine.urls`; they take their weights from the run's store themselves."""
+    """Return an engine over the servers in `engine.urls`, which fetch their weights from the run's store themselves."""
     from ostinato.engine.vllm.engine import open_vllm
     from ostinato.model.checkpoint_validation import expert_count
     from ostinato.weights.follow.drive import Kv, VllmFollower
@@ -333,7 +343,7 @@ async def _vllm(run: Run, model: Path, renderer: Renderer) -> Engine:
 
 
 def spelling(renderer: Renderer) -> Callable[[int], str]:
-    """The text that a token adds to a text. It is decoded after another token, as some tokenizers treat a text's first one differently."""
+    """Return a function that gives a token's text, decoded after another token, as some tokenizers treat a text's first one differently."""
     before = renderer.encode("a")
     known = renderer.decode(before)
     return lambda token: renderer.decode([*before, token])[len(known) :]

@@ -1,8 +1,8 @@
-"""Suites made from a run's log: held-out prompts of people, drawn in strata and without copies; and how much training shares with suites.
+"""Suites drawn from a run's log: held-out prompts of people, stratified and deduplicated. Also measures contamination: what training shares
+with suites.
 
-An item is a prompt as it was asked. Only prompts that the model's own template renders to the same tokens again are taken, so that a
-candidate is asked what the person asked. Each item notes the turn that it comes from and its prompt's hash; the trainer holds back turns
-whose prompt is, or begins with, such a prompt (`held_out`).
+An item is a prompt exactly as it was asked: only prompts that the model's own template renders to the same tokens again are taken. Each
+item names its turn and its prompt's hash. The trainer holds back turns whose prompt equals, or begins with, such a prompt (`held_out`).
 """
 
 from __future__ import annotations
@@ -41,31 +41,31 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _BUILT_IN = {"exact": "pattern", "judge": "rubric"}
-CHUNK = 200
-SHORTEST = 8  # words of an item that can be recognised
-SAMPLE = 500  # prompts that the template is told from
+CHUNK = 200  # turns read at once
+SHORTEST = 8  # fewest words by which an item can be recognised
+SAMPLE = 500  # prompts from which the common template is found
 LENGTHS = ("short", "medium", "long")
 SHIPPED = ("demo", "demo-tab", "safety", "safety-smoke")
 OnProgress = Callable[[str, int, int], None]
-"""Called with what is done, how much of it is done, and how much there is."""
+"""Called with the current activity, how much of it is done, and the total."""
 
 
 def silent(what: str, done: int, total: int) -> None:
-    """Progress that nobody watches."""
+    """Ignore progress."""
 
 
 # ---------------------------------------------------------------- prompts as messages
 
 
 def open_reader(config: Config) -> HFRenderer:
-    """The renderer of the run's model. Raises BadConfig."""
+    """Return the renderer of the run's model. Raises BadConfig."""
     from ostinato.model.renderer import HFRenderer
 
     return HFRenderer(model_path(config))
 
 
 def people_wrote(reader: HFRenderer, ids: Sequence[int]) -> str:
-    """What a prompt says without its system prompt, which all of a product's prompts share; all of it if no roles can be told."""
+    """Return a prompt's text without its system prompt, which all prompts of a product share; the whole text if roles cannot be told."""
     return _unshared(reader.messages_of(ids)) or reader.decode(ids)
 
 
@@ -73,7 +73,7 @@ def _unshared(messages: Iterable[Message]) -> str:
     return "\n".join(message.text for message in messages if message.role is not Role.SYSTEM)
 
 
-# ---------------------------------------------------------------- the draw
+# ---------------------------------------------------------------- drawing a suite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +81,13 @@ class SuiteDraw:
     """How a suite is drawn.
 
     Args:
-        items: how many.
+        items: number of items.
         since: only turns that ended at this time (Unix seconds) or later.
-        per_user: most items of one person, or of one session of people without names.
-        near: the Jaccard similarity of two prompts' 5-word shingles from which one counts as a copy; 1: exact copies only.
+        per_user: most items of one person, or of one session of an anonymous user.
+        near: Jaccard similarity of two prompts' 5-word shingles from which they count as copies; 1: only exact copies.
         tenants: only these tenants' people; empty: everybody's.
-        grade: "exact": the answer that people liked; "judge": `worlds.judge`; or "module:function".
-        seed: seeds the draw.
+        grade: "exact": the answer that the person liked; "judge": `worlds.judge`; or "module:function".
+        seed: the random seed of the draw.
     """
 
     items: int = 200
@@ -100,13 +100,13 @@ class SuiteDraw:
 
     @property
     def grader(self) -> str:
-        """The grader's name in the file."""
+        """The grader's name in the task file."""
         return _BUILT_IN.get(self.grade, self.grade.rpartition(":")[2])
 
 
 @dataclass(slots=True, kw_only=True)
 class DrawnSuite:
-    """The tasks of a suite. `left_out` counts the reasons why turns were not taken, `strata` the items by length and outcome."""
+    """The tasks of a suite. `left_out`: number of turns not taken, by reason; `strata`: number of items by length and outcome."""
 
     tasks: list[Task] = field(default_factory=list[Task])
     turns: int = 0
@@ -138,12 +138,12 @@ class _Candidate:
 async def draw_suite(
     log: Log, config: Config, draw: SuiteDraw, reader: HFRenderer, on_progress: OnProgress = silent
 ) -> DrawnSuite:
-    """Draw a suite from the log, which is only read: prompts of people, proportionally from strata of tenant, length and outcome.
+    """Draw a suite of people's prompts from the log, proportionally from strata of tenant, length and outcome. Only reads the log.
 
-    Left out are turns that were forgotten or cut short, chores, prompts that were trained on or are near copies of one that was, copies
-    among the drawn, more than `per_user` of one person, and prompts that cannot be read back.
+    Excluded are turns that were forgotten or cut short, chores, prompts that were trained on or are near copies of one that was, near
+    copies of other items, more than `per_user` items of one person, and prompts that cannot be parsed back into messages.
 
-    Raises NotFound if nothing is left; BadConfig for a grader that is not there, or near copies without `datasketch`.
+    Raises NotFound if nothing is left; BadConfig for an unknown grader, or for near copies without `datasketch`.
     """
     _check_grade(draw, config)
     found = DrawnSuite()
@@ -159,7 +159,7 @@ async def draw_suite(
     found.trained = done
     people, quotas = Counter[tuple[str, str]](), _quotas(candidates, draw.items)
     later: list[_Candidate] = []
-    for full in (False, True):  # what a stratum lacks, for copies and caps, comes from the others
+    for full in (False, True):  # second pass: fill up from other strata what a stratum lacks because of copies and caps
         for each in later if full else candidates:
             if len(found.tasks) == draw.items:
                 break
@@ -188,12 +188,12 @@ async def draw_suite(
 
 
 def _check_grade(draw: SuiteDraw, config: Config) -> None:
-    from ostinato.app.worlds import GRADERS  # brings the sandboxes along
+    from ostinato.app.worlds import GRADERS  # imports the sandboxes
 
     if ":" in draw.grade:
         own_graders({draw.grader: draw.grade}, GRADERS)
     elif draw.grade not in _BUILT_IN:
-        raise BadConfig(f"--grade {draw.grade!r}: there are {', '.join(_BUILT_IN)}, and yours as module:function")
+        raise BadConfig(f"--grade {draw.grade!r}: choose {', '.join(_BUILT_IN)}, or your own as module:function")
     elif draw.grade == "judge" and config.worlds.judge is None:
         raise BadConfig(
             "--grade judge needs a model that judges: set [worlds.judge], or choose --grade exact or your own module:function"
@@ -203,7 +203,7 @@ def _check_grade(draw: SuiteDraw, config: Config) -> None:
 async def _candidates(
     log: Log, config: Config, draw: SuiteDraw, found: DrawnSuite
 ) -> tuple[list[_Candidate], list[str]]:
-    """The turns that may be drawn, shuffled, each with its stratum; and the ids of people's turns that were trained on."""
+    """Return the turns that may be drawn, shuffled, each with its stratum, and the ids of people's turns that were trained on."""
     allowed: dict[str, _Candidate] = {}
     people: set[str] = set()
     trained: list[str] = []
@@ -240,7 +240,7 @@ async def _candidates(
 
 
 async def _refused(log: Log) -> set[Person]:
-    """The people whose recorded choice allows no learning now."""
+    """Return the people whose latest recorded consent does not allow learning."""
     found: dict[Person, Consent] = {}
     async for row in rows_of(log, ConsentGiven):
         found[row.person] = row.level
@@ -248,7 +248,7 @@ async def _refused(log: Log) -> set[Person]:
 
 
 def _unsuited(turn: Turn, config: Config) -> str:
-    """Why a turn of a person is no candidate; "" if it is one."""
+    """Return why a person's turn is no candidate; "" if it is one."""
     if turn.consent is not Consent.YES:
         return "no consent"
     if turn.redacted or not turn.prompt_ids:
@@ -261,7 +261,7 @@ def _unsuited(turn: Turn, config: Config) -> str:
 
 
 def _quotas(candidates: Sequence[_Candidate], items: int) -> dict[tuple[str, str, str], int]:
-    """Items by stratum in proportion to its candidates, by largest remainders."""
+    """Apportion the items to strata in proportion to their candidates (largest remainder method)."""
     sizes = Counter(each.stratum for each in candidates)
     share = min(1.0, items / max(1, len(candidates)))
     quotas = {stratum: int(size * share) for stratum, size in sizes.items()}
@@ -307,7 +307,7 @@ async def _task(log: Log, each: _Candidate, draw: SuiteDraw, reader: HFRenderer,
 
 
 def _grading(draw: SuiteDraw, turn: Turn, reward: float | None) -> Grading | str:
-    """How an answer to a turn's prompt is graded, or why that cannot be said."""
+    """Return how an answer to a turn's prompt is graded, or the reason why it cannot be."""
     if draw.grade == "judge":
         return Grading(grader=draw.grader, timeout_s=120.0)
     if draw.grade != "exact":
@@ -319,18 +319,18 @@ def _grading(draw: SuiteDraw, turn: Turn, reward: float | None) -> Grading | str
 
 
 async def _turns(log: Log, ids: Sequence[str]) -> AsyncIterator[Turn]:
-    """The turns with these ids that can still be read."""
+    """Yield the turns with these ids that can still be read."""
     for start in range(0, len(ids), CHUNK):
         for turn in await log.find(Turn, [(id,) for id in ids[start : start + CHUNK]]):
             if not turn.redacted:
                 yield turn
 
 
-# ---------------------------------------------------------------- kept out of training
+# ---------------------------------------------------------------- held-out prompts
 
 
 def suite_files(config: Config) -> tuple[str, ...]:
-    """The task files that candidates are measured on, each once, without the suites that come with Ostinato."""
+    """Return the task files that candidates are evaluated on, each once, without the suites that ship with Ostinato."""
     settings = config.evaluate
     bars = [bar.suite or bar.taskset for bar in settings.bars]
     of_tenants = [file for files in settings.tenant_suites.values() for file in files]
@@ -339,15 +339,15 @@ def suite_files(config: Config) -> tuple[str, ...]:
 
 
 def held_out_prompts(config: Config) -> HeldOutPrompts:
-    """The prompts that the suites' items note. A file that this machine lacks is reported, and holds nothing back here."""
-    return HeldOutPrompts(_noted(suite_files(config)))
+    """Return the prompts that the suites' items name. A file missing on this machine is logged, and its prompts are not held back."""
+    return HeldOutPrompts(_noted_prompts(suite_files(config)))
 
 
-def _noted(files: Iterable[str]) -> Iterator[tuple[int, str]]:
+def _noted_prompts(files: Iterable[str]) -> Iterator[tuple[int, str]]:
     for file in files:
         path = Path(file).expanduser()
         if not path.is_file():
-            logger.warning("suite %s is not here: turns about its prompts are learned from", file)
+            logger.warning("suite %s is not on this machine: its prompts are not held out of training", file)
             continue
         for task in load(path.resolve()).tasks:
             if {"prompt", "tokens"} <= task.about.keys() and task.about["tokens"].isdecimal():
@@ -359,7 +359,7 @@ def _noted(files: Iterable[str]) -> Iterator[tuple[int, str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedRun:
-    """An item of a suite that shares a run of words with turns that were trained on. `turn` is one of `turns`.
+    """An item of a suite that shares a run of words with turns that were trained on. `turn` is one of these `turns`.
 
     Example: ``SharedRun(item="answers: add-1", run="write a function that ...", turns=3, turn="chatcmpl-3f:0")``
     """
@@ -372,8 +372,8 @@ class SharedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contamination:
-    """What suites share with the people's turns that were trained on, the most shared first. `items` and `turns` were compared; `short`
-    items have too few words of their own to be recognised.
+    """What suites share with people's turns that were trained on, most shared first. `items` and `turns`: how many were compared. `short`:
+    items with too few words of their own to be recognised.
     """
 
     shared: tuple[SharedRun, ...]
@@ -390,10 +390,10 @@ async def contamination(
     gram: int = 13,
     on_progress: OnProgress = silent,
 ) -> Contamination:
-    """The items that share `gram` words in a row with people's turns that were trained on. `tasks` are the held-out tasks by suite.
+    """Return the items that share `gram` consecutive words with people's turns that were trained on. `tasks`: held-out tasks by suite.
 
-    An item's text counts without its system prompt and without the template that a tenth of a suite's items share, and its grading data;
-    what is shorter counts as a whole from eight words on.
+    An item's text is its messages without the system prompt and without the template that at least a tenth of a suite's items share, plus
+    its grading data. A text shorter than `gram` words is compared as a whole, from eight words on.
     """
     index = OverlapIndex(gram, SHORTEST)
     templates: set[str] = set()

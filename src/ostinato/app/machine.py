@@ -1,7 +1,7 @@
-"""A cache of what was measured on this machine: each figure in a JSON file under a key that hashes all it depends on.
+"""A cache of measurements of this machine: each in a JSON file whose name is a hash of everything that the measurement depends on.
 
-A file that cannot be read, is damaged, or belongs to somebody else costs a measurement, never an error. Processes that start together
-agree: one measures while the others wait for it, and whoever writes first wins.
+A file that is unreadable, damaged or another user's costs a new measurement, never an error. Processes that start together agree on one
+value: one measures while the others wait for it; if they race, the first to write wins.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ SWITCHES = (
     "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE",
     "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_DISABLE_JIT",
 )  # fmt: skip
-"""Environment variables that mask instructions, or choose another order of additions."""
+"""Environment variables that disable CPU instructions or change the order of additions."""
 PLACE = "machine"
-"""The directory with the figures, in the user's cache or in a run's directory."""
+"""The cache's directory, inside the user's cache or a run's directory."""
 _LIBRARIES = ("torch", "numba", "llvmlite", "transformers", "numpy")
 _FORMAT = 1  # of the files
-_MOST_BYTES = 1 << 20
-_BRIEF_S = 3600.0  # how long a figure is believed that does not last
-_PATIENCE_S = 600.0  # how long another process may measure before this one measures, too
+_MAX_BYTES = 1 << 20  # of a file
+_TRANSIENT_S = 3600.0  # lifetime of a value that is not `lasting`
+_LOCK_WAIT_S = 600.0  # how long another process may measure before this one measures, too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured(Generic[T]):
-    """A figure of this machine, when it was measured (Unix seconds), and the file that keeps it; None: nothing could be written.
+    """A measurement of this machine, when it was made (Unix seconds), and the file that caches it; None if nothing could be written.
 
     Example: ``Measured(value=1.8, at=1795838000.0, file=Path("/home/ann/.cache/ostinato/machine/speed-0f3a.json"))``
     """
@@ -60,7 +60,7 @@ class Measured(Generic[T]):
 
 
 class _Kept(BaseModel, frozen=True, extra="forbid"):
-    """What a file holds. `parts` is the key in full, so that two keys with one hash are told apart."""
+    """The content of a file. `parts` is the whole cache key, to tell apart two keys with one hash."""
 
     format: int
     parts: dict[str, Any]
@@ -69,7 +69,7 @@ class _Kept(BaseModel, frozen=True, extra="forbid"):
 
 
 def places(config: Config) -> tuple[Path, ...]:
-    """Where figures are kept, the best place first: the user's cache, or, where that cannot be written, a run that was started."""
+    """Return the cache's directories, preferred first: in the user's cache, and in the run's directory if it exists."""
     run = config.run.directory
     return (expanded(config.model.cache) / PLACE, *([run / PLACE] if run.is_dir() else []))
 
@@ -84,13 +84,13 @@ def measured(
     usable: Callable[[T], bool] = lambda _: True,
     lasting: Callable[[T], bool] = lambda _: True,
 ) -> Measured[T]:
-    """What `measure` returned on this machine when it was first asked for these `parts`: read from a file, or measured now and kept.
+    """Return what `measure` returned when first called for these `parts` on this machine: read from the cache, or measured now and cached.
 
-    `form` is the type of the figure, a dataclass or anything else that pydantic can read back. The parts of the machine itself are added
-    (`machine`). A kept figure that is not `usable` is measured again; so is one that is not `lasting`, such as a busy machine's, after an
-    hour: long enough for the processes of a start to agree. Raises only what `measure` raises.
+    `form` is the value's type, a dataclass or anything else that pydantic can read back. The machine's own parts (`machine`) are added to
+    the key. A cached value that is not `usable` is measured again. So is one that is not `lasting`, such as a busy machine's, after an
+    hour, which is long enough for processes that start together to agree. Raises only what `measure` raises.
     """
-    full: dict[str, Any] = json.loads(json.dumps({**machine(), **parts}))  # as it will be read back
+    full: dict[str, Any] = json.loads(json.dumps({**machine(), **parts}))  # in the form in which it is read back
     name = _name(kind, full)
     if (known := _KNOWN.get((str(where[0]), name))) is not None:
         return cast("Measured[T]", known)
@@ -98,11 +98,11 @@ def measured(
     files = [place / name for place in where]
 
     def is_good(value: T, at: float) -> bool:
-        return usable(value) and (lasting(value) or abs(wall_clock() - at) < _BRIEF_S)
+        return usable(value) and (lasting(value) or abs(wall_clock() - at) < _TRANSIENT_S)
 
     found = _read(files, full, adapter, is_good)
     if found is None:
-        with _alone(where, kind):
+        with _one_at_a_time(where, kind):
             found = _read(files, full, adapter, is_good) or _write(files, full, adapter, measure(), is_good)
         if found.file is None:
             _LOG.warning(
@@ -115,7 +115,7 @@ def measured(
 
 
 _KNOWN: dict[tuple[str, str], Measured[Any]] = {}
-"""What this process has used. It goes on using it, whatever becomes of the file."""
+"""Values that this process has used. It keeps using them, whatever becomes of the files."""
 
 
 def _name(kind: str, full: dict[str, Any]) -> str:
@@ -123,7 +123,7 @@ def _name(kind: str, full: dict[str, Any]) -> str:
 
 
 def forget(where: Sequence[Path]) -> None:
-    """Remove everything that is kept, so that the next start measures again."""
+    """Empty the cache, so that the next start measures again."""
     _KNOWN.clear()
     for place in where:
         with contextlib.suppress(OSError):
@@ -135,7 +135,7 @@ def _read(
     files: Sequence[Path], full: dict[str, Any], adapter: TypeAdapter[T], is_good: Callable[[T, float], bool]
 ) -> Measured[T] | None:
     for path in files:
-        text = _own(path)
+        text = _read_own(path)
         if text is None:
             continue
         with contextlib.suppress(ValidationError):
@@ -148,15 +148,15 @@ def _read(
     return None
 
 
-def _own(path: Path) -> bytes | None:
-    """The content of a plain file of this user's, or the system's; None if there is none."""
+def _read_own(path: Path) -> bytes | None:
+    """Return the content of a regular file that belongs to this user or to root; None otherwise."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     with os.fdopen(descriptor, "rb") as file, contextlib.suppress(OSError):
         about = os.fstat(descriptor)
-        if stat.S_ISREG(about.st_mode) and about.st_uid in (os.geteuid(), 0) and about.st_size <= _MOST_BYTES:
+        if stat.S_ISREG(about.st_mode) and about.st_uid in (os.geteuid(), 0) and about.st_size <= _MAX_BYTES:
             return file.read()
     return None
 
@@ -168,7 +168,7 @@ def _write(
     value: T,
     is_good: Callable[[T, float], bool],
 ) -> Measured[T]:
-    """Keep the value in the first place that can be written; if another process was quicker, return its value instead."""
+    """Write the value to the first writable directory. If another process wrote one first, return that."""
     now = wall_clock()
     kept = _Kept(format=_FORMAT, parts=full, at=now, value=adapter.dump_python(value, mode="json"))
     for path in files:
@@ -181,7 +181,7 @@ def _write(
 
 
 def _put(path: Path, text: str, is_good: Callable[[], bool]) -> None:
-    """Create the file whole. One that is there already stays if it is good."""
+    """Create the file atomically. An existing file stays if it is good."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -191,7 +191,7 @@ def _put(path: Path, text: str, is_good: Callable[[], bool]) -> None:
             os.fsync(file.fileno())
         try:
             os.link(partial, path)
-        except OSError:  # it exists, or the file system has no links
+        except OSError:  # it exists, or the file system has no hard links
             if not is_good():
                 os.replace(partial, path)
     finally:
@@ -200,12 +200,12 @@ def _put(path: Path, text: str, is_good: Callable[[], bool]) -> None:
 
 
 @contextlib.contextmanager
-def _alone(where: Sequence[Path], kind: str) -> Generator[None]:
-    """Let one process measure at a time. Where no lock can be had, all do, and the first to write wins."""
+def _one_at_a_time(where: Sequence[Path], kind: str) -> Generator[None]:
+    """Let one process measure at a time. Where no lock can be created, all measure, and the first to write wins."""
     with contextlib.ExitStack() as stack:
         for place in where:
             try:
-                stack.enter_context(hold(place, kind, wait_s=_PATIENCE_S))
+                stack.enter_context(hold(place, kind, wait_s=_LOCK_WAIT_S))
             except StorageFull:
                 continue
             except Conflict:
@@ -214,11 +214,11 @@ def _alone(where: Sequence[Path], kind: str) -> Generator[None]:
         yield
 
 
-# ---------------------------------------------------------------- the machine
+# ---------------------------------------------------------------- the machine's part of the key
 
 
 def machine() -> dict[str, object]:
-    """What every figure depends on: the CPU, the cores that this process may use, libraries, and the code of our kernels."""
+    """Return what every measurement depends on: the CPU, the cores that this process may use, libraries, and our kernels' code."""
     return {
         "cpu": _cpu(),
         "cores": cores(),
@@ -229,7 +229,7 @@ def machine() -> dict[str, object]:
 
 
 def cores() -> int:
-    """How many cores this process may use: those it is bound to, or fewer if its control group allows it less time."""
+    """Return how many cores this process may use: its CPU affinity, or fewer if its control group (cgroup) has a smaller quota."""
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -239,12 +239,12 @@ def cores() -> int:
 
 @lru_cache
 def _cpu() -> dict[str, str]:
-    """The CPU's name and its flags."""
+    """Return the CPU's name and flags."""
     found = {"machine": platform.machine(), "model name": platform.processor()}
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         for line in file:
             name, colon, value = (part.strip() for part in line.partition(":"))
-            if not colon:  # the next processor is alike
+            if not colon:  # end of the first processor; the others are alike
                 break
             if name in ("vendor_id", "cpu family", "model", "model name", "stepping", "CPU implementer", "CPU part"):
                 found[name] = value
@@ -255,7 +255,7 @@ def _cpu() -> dict[str, str]:
 
 @lru_cache
 def _code() -> str:
-    """A hash of the model's and the engine's code, so that a changed kernel is measured again even without a new version number."""
+    """Return a hash of the model's and the engine's code, so that a changed kernel is measured again without a new version number."""
     root, digest = Path(ostinato.__file__).parent, hashlib.sha256(ostinato.__version__.encode())
     for room in ("model", "engine"):
         for path in sorted((root / room).rglob("*.py")):

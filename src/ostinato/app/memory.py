@@ -1,4 +1,4 @@
-"""How much memory a run's model needs at least, checked against what there is before anything is loaded."""
+"""The least memory that a run's model needs, checked against what is available before anything is loaded."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ostinato.core.memory import Room, in_gib
 from ostinato.model.checkpoint_validation import weight_files
 
 Part = Literal["serve", "train"]
-_WORKING = 1 << 28  # of a process that computes: code, one batch
-_READER = 432 << 20  # of the process that reads long requests, grown, and of another that starts in its place
-_VERSIONS = 2  # that serve at once: users' and the one that is judged
-_STEPS = 2  # beside them, if users follow training: the step that serves them and the one that is tested
+_WORKING = 1 << 28  # bytes of a process that computes: code, one batch
+_READER = 432 << 20  # bytes of the process that parses long requests, fully grown, and of its replacement
+_VERSIONS = 2  # versions loaded at once: the users' and the one that is evaluated
+_STEPS = 2  # more versions if users follow training: the step that serves them and the one that is tested
 _MASTERS = 16  # bytes per weight: fp32 master, gradient and two moments
 
 
@@ -31,10 +31,10 @@ def check_memory(
     branches: int = 0,
     held: int | None = None,
 ) -> None:
-    """Raise BadConfig, with both numbers, if these workers together need more than `room`. Says nothing about models on a GPU.
+    """Raise BadConfig, with both numbers, if these workers together need more memory than `room`. Does not check models on a GPU.
 
-    `path`: the model's directory. `width`: bytes of a number in computing; 0: the least that the configuration allows. `branches`: how many
-    trainers of tenants' branches run beside them. `held` as for `needed`.
+    `path`: the model's directory. `width`: bytes per number in computing; 0: the least that the settings allow. `branches`: how many
+    trainers of tenants' branches also run. `held` as in `needed`.
     """
     if config.model.device != "cpu" or room is None:
         return
@@ -58,8 +58,9 @@ def check_memory(
 
 
 def needed(config: Config, path: Path, part: Part, width: int = 0, held: int | None = None) -> dict[str, int]:
-    """The least bytes that a worker takes for the model in `path`, by what they are for. `width` as for `check_memory`. `held`: how many
-    versions of their own tenants' branches have; None: as many as they will have once each was trained.
+    """Return the least bytes that a worker needs for the model in `path`, as {purpose: bytes}. `width` as in `check_memory`.
+
+    `held`: how many versions tenants' branches have of their own; None: as many as they will have once each was trained.
     """
     if part == "serve" and config.engine.kind == "vllm":
         return {}
@@ -72,7 +73,7 @@ def needed(config: Config, path: Path, part: Part, width: int = 0, held: int | N
             "weights in training": weights * width,
             "the trainer's own work": _WORKING * ranks,
         }
-    if held is None:  # a branch that is trained has one that is judged, too
+    if held is None:  # a trained branch also has a version that is evaluated
         held = len(config.serve.branches) + len(config.learn.tenants)
     versions = _VERSIONS + held + (_STEPS if config.serve.learner_share else 0)
     return {
@@ -84,8 +85,9 @@ def needed(config: Config, path: Path, part: Part, width: int = 0, held: int | N
 
 
 def weight_count(path: Path) -> int:
-    """The number of weights in the files that are loaded from a directory, by their headers. 0 where they cannot be read, which loading
-    reports.
+    """Return the number of weights in the files that are loaded from a directory, from their headers.
+
+    0 if they cannot be read, which loading reports.
     """
     try:
         return sum(map(_count, weight_files(path)))
@@ -103,14 +105,14 @@ def _count(file: Path) -> int:
 
 
 def _whole(value: object) -> int:
-    """A size from a file of strangers. Raises ValueError for anything but a count: a text or a list would be repeated, not multiplied."""
+    """Return a size from an untrusted file. Raises ValueError unless it is a count: a string or list would be repeated, not multiplied."""
     if type(value) is not int or not 0 <= value < 1 << 48:
-        raise ValueError(f"{value!r:.40} is no size")
+        raise ValueError(f"{value!r:.40} is not a size")
     return value
 
 
 def _kv_numbers(path: Path) -> int:
-    """Keys and values of one token, as a count of numbers, by the usual names in config.json; 0 if they are no counts, or not there."""
+    """Return how many numbers the keys and values of one token have, from the usual names in config.json; 0 if missing or not counts."""
     try:
         config: Mapping[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
         config = config.get("text_config") or config

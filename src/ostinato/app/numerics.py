@@ -1,7 +1,7 @@
-"""The arithmetic that each worker computes with: dtype and mode as this machine's measurements decide them, and its numerics contract.
+"""The numerics of each worker: the dtype and mode that measurements of this machine decide on, and its numerics contract.
 
-Every process of a run resolves "auto" by itself and finds the same, because the measurements are kept (`app.machine`). On another machine
-it may find something else; the contract on each turn then says so.
+Every process of a run resolves "auto" itself and gets the same result, because measurements are cached (`app.machine`). Another machine may
+get a different one; the contract on each turn then says so.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumericsMode:
-    """`model.numerics` without "auto". `why`: what made "auto" fast; "" if it is exact, or if the mode was set.
+    """`model.numerics` with "auto" resolved. `why`: the reason why "auto" became fast; "" if it is exact or the mode was set.
 
     Example: ``NumericsMode(mode="fast", why="exact mode cannot hold on this machine: ...")``
     """
@@ -44,7 +44,7 @@ class NumericsMode:
     why: str = ""
 
     def __str__(self) -> str:
-        """One line for people."""
+        """Describe the mode in one line."""
         if not self.why:
             return f"numerics: {self.mode}"
         return f"numerics: fast, as {self.why}; the trainer corrects for the difference to the engine's bits, and reports it"
@@ -56,11 +56,11 @@ def resolve(
     products: str,
     examine: Callable[[], Iterable[ExactnessVerdict]],
 ) -> NumericsMode:
-    """The mode that was asked for; for "auto" exact if every verdict of `examine` is, else fast. It examines only what must be known."""
+    """Return the mode that was set; for "auto" exact if every verdict of `examine` is, else fast. Runs `examine` only if needed."""
     if asked != "auto":
         return NumericsMode(mode=asked)
     if kernels == "torch":
-        why = "torch's kernels promise no bits"
+        why = "torch's kernels guarantee no bits"
     elif products != "plain":
         why = f"engine.products = {products!r} rounds what the trainer does not"
     else:
@@ -75,7 +75,7 @@ def _cause(found: ExactnessVerdict) -> str:
 
 
 def numerics_mode(config: Config) -> NumericsMode:
-    """The mode in which engine and trainer of a run compute on this machine. Imports torch; as `engine_contract`."""
+    """Return the mode in which a run's engine and trainer compute on this machine. Imports torch; measures like `engine_contract`."""
     from ostinato.model.config import backend
 
     def examine() -> Iterable[ExactnessVerdict]:
@@ -87,21 +87,21 @@ def numerics_mode(config: Config) -> NumericsMode:
 
 
 def compute(config: Config) -> torch.dtype:
-    """The dtype in which the engine computes. Imports torch, and may measure this machine for a second or two. Raises BadConfig."""
+    """Return the dtype in which the engine computes. Imports torch, and may measure this machine for a second or two. Raises BadConfig."""
     from ostinato.model.config import compute_dtype
 
     return compute_dtype(config.model, lambda: choice(config).dtype)
 
 
 def choice(config: Config) -> SpeedChoice:
-    """What the speeds of the model's products on this machine say."""
+    """Return the dtype and thread count to use, by the measured speeds of the model's matrix products on this machine."""
     from ostinato.model.speed import choose
 
     return choose(speeds(config).value)
 
 
 def engine_threads(config: Config) -> int:
-    """The engine's threads: as set, else as many as pay of the cores that the trainer leaves. Measures only where cores are left."""
+    """Return the engine's threads: as set, else as many of the cores left by the trainer as pay. Measures only if cores are left."""
     from ostinato.model.config import backend
 
     if config.engine.threads:
@@ -113,7 +113,7 @@ def engine_threads(config: Config) -> int:
 
 
 def speeds(config: Config) -> Measured[Speeds]:
-    """The speeds of the model's products on this machine: as kept, or measured now."""
+    """Return the speeds of the model's matrix products on this machine, from the cache or measured now."""
     from ostinato.engine.embedded.form import prepack
     from ostinato.model.speed import Speeds, is_whole, measure
 
@@ -130,7 +130,7 @@ def speeds(config: Config) -> Measured[Speeds]:
 
 
 def _parts(config: Config, path: Path) -> dict[str, object]:
-    """What a figure depends on besides the machine: the model's shapes, and the bits that this process computes."""
+    """Return what a measurement depends on besides the machine: the model's shapes, and the bits that this process computes."""
     from ostinato.model.numerics import probe
 
     _use_order(config)
@@ -139,7 +139,7 @@ def _parts(config: Config, path: Path) -> dict[str, object]:
 
 
 def _use_order(config: Config) -> None:
-    """Set the order of additions of this process's products if the configuration names one: before anything is measured or multiplied."""
+    """Set the order of additions in this process's products, if configured. Must be called before anything is measured or multiplied."""
     from ostinato.model.linear import use_order
 
     if config.model.order != "auto":
@@ -147,17 +147,17 @@ def _use_order(config: Config) -> None:
 
 
 def engine_contract(config: Config) -> Contract:
-    """The numerics contract of the serving worker; the same in every process of this machine.
+    """Return the numerics contract of the serving worker, the same in every process of this machine.
 
-    Imports torch. It needs the model's directory (see `model_path`), and measures this machine for some seconds the first time. Raises
-    BadConfig if exact mode was asked for and cannot hold.
+    Imports torch. Needs the model's directory (see `model_path`), and measures this machine for some seconds the first time. Raises
+    BadConfig if exact mode was set and cannot hold.
     """
     check_products(config)
     return _contract(config, compute(config), threads=1, quantisation=_rounding(config))
 
 
 def _rounding(config: Config) -> str:
-    """The name of the engine's rounding of products; "none" for plain ones."""
+    """Return the name of the quantisation of the engine's products; "none" for plain ones."""
     if config.engine.products == "fp8":
         from ostinato.engine.embedded.form import FP8_NAME
 
@@ -167,7 +167,7 @@ def _rounding(config: Config) -> str:
 
 
 def check_products(config: Config) -> None:
-    """Raise BadConfig if `engine.products` contradicts what other settings promise about the engine's turns. Imports no torch."""
+    """Raise BadConfig if `engine.products` contradicts other settings on the engine's numerics. Does not import torch."""
     if config.engine.products == "plain":
         return
     if config.model.numerics == "exact":
@@ -194,12 +194,12 @@ def check_products(config: Config) -> None:
 
 
 def integers(config: Config) -> Integers | None:
-    """The integer products of the engine with `engine.products = "int8"`, measured once per process; else None. Raises BadConfig."""
+    """Return the integer products of the engine with `engine.products = "int8"`, measured once per process; else None. Raises BadConfig."""
     return _integers(model_path(config)) if config.engine.products == "int8" else None
 
 
 def pace(config: Config) -> dict[int, float]:
-    """The speed of the engine's decoder in whole numbers relative to its usual form, by number of streams. Measures for some seconds."""
+    """Return the speed of the engine's integer decoder relative to the plain one, by number of streams. Measures for some seconds."""
     from ostinato.engine.embedded.form import times_as_fast
 
     found = integers(config)
@@ -207,30 +207,30 @@ def pace(config: Config) -> dict[int, float]:
 
 
 def slower(times: dict[int, float]) -> str:
-    """A message about a decoder that is slower in whole numbers; "" if it is not, at any number of streams."""
+    """Return a warning if the integer decoder is slower at some number of streams; else ""."""
     late = [f"{factor:.1f}x at {streams(count)}" for count, factor in times.items() if factor < 1]
     return f"slower here than engine.products = 'plain': {', '.join(late)}" if late else ""
 
 
 def streams(count: int) -> str:
-    """Example: "8 streams"."""
+    """Format a count, as in "8 streams"."""
     return f"{count} stream{'s' * (count > 1)}"
 
 
 def trainer_contract(config: Config) -> Contract:
-    """The numerics contract of the training worker: the engine's, unless its dtype differs or its threads give other bits."""
+    """Return the numerics contract of the training worker: the engine's, unless its dtype differs or its threads give other bits."""
     return _contract(config, trained_in(config), threads=config.train.threads)
 
 
 def trained_in(config: Config) -> torch.dtype:
-    """The dtype in which the trainer computes. Imports torch. Raises BadConfig."""
+    """Return the dtype in which the trainer computes. Imports torch. Raises BadConfig."""
     import torch
 
     return torch.bfloat16 if training(config).compute == "bf16" else torch.float32
 
 
 def trainer_backend(config: Config) -> ComputeBackend:
-    """The training worker's device and kernels: the engine's. Raises BadConfig, also for ranks that cannot compute with them."""
+    """Return the training worker's device and kernels, which are the engine's. Raises BadConfig, also for ranks that cannot use them."""
     from ostinato.model.config import backend
 
     found = backend(config.model)
@@ -242,7 +242,7 @@ def trainer_backend(config: Config) -> ComputeBackend:
 
 
 def training(config: Config) -> TrainConfig:
-    """The trainer's settings with `compute`, `publish` and `learn.batch` resolved: "auto" is the engine's. Raises BadConfig."""
+    """Return the trainer's settings with `compute`, `publish` and `base_turns` resolved: "auto" is the engine's. Raises BadConfig."""
     import torch
 
     settings: dict[str, Any] = {}
@@ -250,7 +250,8 @@ def training(config: Config) -> TrainConfig:
         settings["compute"] = "bf16" if compute(config) == torch.bfloat16 else "fp32"
     if config.train.publish == "auto":
         settings["publish"] = "bf16" if config.model.dtype == "bfloat16" else "fp32"
-    people = config.learn.source == "people"  # steps of rollouts have the number of turns that the rate was set for
+    # steps with rollouts have the number of turns that the learning rate was tuned for
+    people = config.learn.source == "people"
     if people and config.learn.batch == "auto" and config.train.base_turns is None:
         settings["base_turns"] = config.learn.least_turns
     return config.train.model_copy(update=settings)
@@ -262,7 +263,7 @@ def _contract(config: Config, dtype: torch.dtype, threads: int, quantisation: st
 
     _use_order(config)
     mode, found_at, block = numerics_mode(config).mode, backend(config.model), config.engine.block
-    if mode == "fast":  # nothing is promised for one number of threads rather than another
+    if mode == "fast":  # no bits are guaranteed, so the number of threads is not part of the contract
         return contract(dtype, mode, 1, block, quantisation, backend=found_at)
     found = verdict(config, dtype, threads)
     if not found.exact:
@@ -280,22 +281,21 @@ def _contract(config: Config, dtype: torch.dtype, threads: int, quantisation: st
 
 
 def verdict(config: Config, dtype: torch.dtype, threads: int) -> ExactnessVerdict:
-    """The self-test's verdict on this machine and the configured model: as kept, or measured now.
+    """Return the self-test's verdict on this machine and the configured model, from the cache or measured now.
 
-    Ideally all thread counts of trainer and engine give the same bits as one thread. If they do not, the verdict is
-    on `threads` alone.
+    Ideally all thread counts of trainer and engine give the same bits as one thread. If they do not, the verdict is on `threads` alone.
     """
     return examined(config, dtype, threads).value
 
 
 def examined(config: Config, dtype: torch.dtype, threads: int) -> Measured[ExactnessVerdict]:
-    """`verdict`, with when it was measured and where it is kept."""
+    """Return `verdict` with when it was measured and where it is cached."""
     found = _examined(config, dtype, _all_threads(config))
     return found if found.value.exact else _examined(config, dtype, (threads,))
 
 
 def threads_agree(config: Config) -> bool:
-    """Whether the engine's threads together give the bits of one thread, by the self-test. True in fast mode, which promises no bits."""
+    """Return whether the engine's threads together give the bits of one thread, by the self-test. True in fast mode, without guarantee."""
     if numerics_mode(config).mode != "exact":
         return True
     return _examined(config, compute(config), _all_threads(config)).value.exact
@@ -322,7 +322,7 @@ def _examined(config: Config, dtype: torch.dtype, threads: tuple[int, ...]) -> M
 def form(
     config: Config, path: Path, name: str, architecture: str, dtype: torch.dtype, trial: Callable[[], EngineForm]
 ) -> EngineForm:
-    """What a trial of the engine's form `name` finds about an architecture on this machine: as kept, or tried now (`fused.Keep`)."""
+    """Return the result of a trial of the engine's form `name` for an architecture on this machine: cached, or tried now (`fused.Keep`)."""
     from ostinato.engine.embedded.fused import EngineForm
 
     about = hashlib.sha256(architecture.encode()).hexdigest()[:16]

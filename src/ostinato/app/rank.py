@@ -1,4 +1,4 @@
-"""The process of every rank of the training worker but the first: ``python -m ostinato.app.rank``. It trains, and publishes its part."""
+"""The process of each training rank except the first: ``python -m ostinato.app.rank``. It trains, and publishes its part of the weights."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from ostinato.weights.store.factory import open_url
 
 
 def main() -> None:
-    """Live as long as the first rank does."""
-    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to all ranks; the first decides when to end
+    """Run until the first rank ends."""
+    # a terminal sends them to all ranks; the first rank decides when to end
+    for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     task, handed = read_task(sys.stdin.buffer.readline()), Handed()
 

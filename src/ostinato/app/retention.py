@@ -1,7 +1,7 @@
 """What a run's housekeeping must keep.
 
-Collecting weights keeps the versions that were live or that a restart needs, besides refs, pins, leases and the newest. Dropping log
-rows keeps those that are not decided yet and those that a restarted trainer reads again.
+Weights: versions that were live or that a restart needs, besides refs, pins, leases and the newest versions. Log rows: those that are not
+scored yet and those that a restarted trainer reads again.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from ostinato.record.rowlog import RowLog
 from ostinato.reward.log_fold import needed_above
 from ostinato.weights.keep.gc import Collected, collect
 
-_LIVE = ("shipped", "rolled_back")  # the actions after which the event's version serves users
-# the action after which it waits for a person, for however long, and newer ones take its refs
+_LIVE = ("shipped", "rolled_back")  # actions after which the event's version serves users
+# after this action the version waits for a person, for any time, while newer candidates take its refs
 _WAITS = "awaits_approval"
 
 
 async def needed(log: RowLog, config: Config) -> list[str]:
-    """The roots that a collection must keep for this run, and for the branches whose versions lie in its store."""
+    """Return the roots that a collection must keep for this run, and for branches whose versions are in its store."""
     released = await _released(log, config.collect.releases)
-    roots = [policy.hash for policy in (*released, *_retaken(log, config))]
+    roots = [policy.hash for policy in (*released, *_reused(log, config))]
     for branch in branches_begun(config):
         with open_log(branch) as branch_log:
             roots += await needed(branch_log, branch)
@@ -32,41 +32,41 @@ async def needed(log: RowLog, config: Config) -> list[str]:
 
 
 async def collect_weights(run: Run) -> Collected:
-    """Delete the versions that nothing needs, by the run's own rules. Raises as `weights.keep.gc.collect`."""
+    """Delete the versions that nothing needs, by the run's settings. Raises like `weights.keep.gc.collect`."""
     return await collect(run.store, run.config.collect, roots=await needed(run.log, run.config))
 
 
 async def _released(log: Log, count: int) -> list[PolicyVersion]:
-    """The last `count` versions that were live, newest first, and the last one that waited for approval, by the run's ledger."""
+    """Return the last `count` versions that were live, newest first, and the last that waited for approval, from the release ledger."""
     found: dict[PolicyVersion, None] = {}
     waits: list[PolicyVersion] = []
     async for row in rows_of(log, ReleaseEvent):
         if row.action in _LIVE:
-            found.pop(row.policy, None)  # moves it to the end: the order is by when it was last live
+            found.pop(row.policy, None)  # reinsert at the end, because the order is by when a version was last live
             found[row.policy] = None
         elif row.action == _WAITS:
             waits = [row.policy]
     return [*list(found)[::-1][:count], *waits]
 
 
-def _retaken(log: RowLog, config: Config) -> list[PolicyVersion]:
-    """The reference and base versions of the steps that a restarted trainer repeats, or a replay from the ladder of checkpoints."""
+def _reused(log: RowLog, config: Config) -> list[PolicyVersion]:
+    """Return the reference and base versions of steps that a restarted trainer, or a replay from the checkpoint ladder, repeats."""
     octaves = config.learn.checkpoint_ladder
     batches = _batches(log, config, config.learn.checkpoint_every << octaves if octaves else 0)
     return [policy for batch in batches for policy in (batch.reference, batch.base) if policy is not None]
 
 
 def _batches(log: RowLog, config: Config, least: int = 0) -> list[Batch]:
-    """The steps that a trainer repeats from its oldest checkpoint, or at least so many."""
+    """Return the steps that a trainer repeats from its oldest checkpoint, but at least `least` steps."""
     steps = max(least, config.learn.checkpoint_every * (config.learn.keep_checkpoints + 1))
     return [row for _, row in log.tail(steps, {Batch}) if isinstance(row, Batch)]
 
 
 async def drop_old_rows(run: Run, others: Cursor) -> int:
-    """Drop log rows older than `record.retain_days` that are no longer needed; returns how many segments.
+    """Drop log rows older than `record.retain_days` that are no longer needed; return how many segments were dropped.
 
-    `others` is how far the log was read by the keepers of folds other than the reward desk. What is not copied yet for a branch is needed,
-    and nothing in the log of a branch that is trained no more. Raises StorageFull, Unavailable, Corrupt.
+    `others`: the cursor up to which all folds other than the reward desk's have read the log. Rows that are not copied yet to a trained
+    branch are needed. In the log of a branch that is no longer trained no row is needed. Raises StorageFull, Unavailable, Corrupt.
     """
     trained = run.config.learn.tenants
     begun = branches_begun(run.config)

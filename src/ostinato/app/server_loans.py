@@ -1,7 +1,8 @@
-"""Servers that rollouts borrow from people, and servers that are drained.
+"""Servers lent from people to rollouts, and draining servers.
 
-Lending looks at the gateway, asks the guard and tells the engine: servers of the live slot go to rollouts while people ask for little.
-Draining servers get no new requests: `ostinato drain` writes their names to a file in the run's directory, the gateway reads it.
+Lending: while people send few requests, servers of the live slot go to rollouts. It watches the gateway, asks the guard rules and tells the
+engine. Draining: such servers get no new requests. `ostinato drain` writes their names to a file in the run's directory, which the gateway
+reads.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ if TYPE_CHECKING:
     from ostinato.serve.priority import LatencyWindow
 
 _LOOK_S = 0.5
-_TELL_S = 30.0
-_USED_S = 60.0  # rollouts that ask nothing for so long have no use for lent servers
+_REPORT_S = 30.0
+_IDLE_S = 60.0  # rollouts that send no request for this long do not need lent servers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lent:
-    """The state of lending, for people. `since`: when this gateway began, Unix seconds; `seconds`, `tokens` and `cut` count from then on.
+    """The state of lending, for reports. `since`: when this gateway started (Unix seconds), from which `seconds`, `tokens`, `cut` count.
 
-    `why` describes a change and its reason, and is empty for a mere count.
+    `why` describes a change and its reason; it is empty in a periodic report.
     """
 
     since: float
@@ -77,11 +78,11 @@ def check_lending(config: Config) -> None:
 
 
 class Lending:
-    """Decides about every half second. Each change is reported with its reason, and the totals now and then.
+    """Decides every half second how many servers to lend. Reports each change with its reason, and the totals from time to time.
 
     Args:
         loans: the engine's loans.
-        waits: the waits of people at the gateway.
+        waits: people's waiting times at the gateway.
         config: when to lend.
         tokens: returns how many tokens were sampled on lent servers.
         tell: receives the reports.
@@ -111,9 +112,10 @@ class Lending:
         )
         self._meter = Meter(config.window_s)
         self._began = wall()
-        self._returned = clock()  # as if servers had just returned: after a start nothing is known of the traffic
-        self._used = self._told = -_USED_S - _TELL_S
-        self._last: tuple[int, int] | None = None  # the last reported numbers of servers lent, and on their way back
+        # as if servers had just returned, because nothing is known of the traffic after a start
+        self._returned = clock()
+        self._used = self._told = -_IDLE_S - _REPORT_S
+        self._last: tuple[int, int] | None = None  # the last reported numbers of servers lent, and being returned
 
     async def run(self) -> None:
         """Decide until cancelled."""
@@ -122,7 +124,7 @@ class Lending:
             await asyncio.sleep(_LOOK_S)
 
     def look(self) -> int:
-        """Make one decision. Returns how many servers were lent; negative: wanted back."""
+        """Make one decision. Return how many servers were lent; negative: how many were called back."""
         now, standing = self._clock(), self._loans.standing()
         rate, highest = self._meter.note(now, self._waits.answers)
         if standing.open:
@@ -137,7 +139,7 @@ class Lending:
             carries=self._config.carries,
             since_s=now - self._returned,
         )
-        wanted = self._config.most if now - self._used < _USED_S else 0
+        wanted = self._config.most if now - self._used < _IDLE_S else 0
         change = lending(self._rules, seen, wanted)
         if change > 0:
             change = self._loans.lend(change)
@@ -146,7 +148,7 @@ class Lending:
             self._loans.give_back(-change, self._config.end_s)
         after = self._loans.standing()
         out = (after.lent, after.returning)
-        if change or out != self._last or (any(out) and now - self._told >= _TELL_S):
+        if change or out != self._last or (any(out) and now - self._told >= _REPORT_S):
             self._told, self._last = now, out
             self._tell(self._lent(change, seen))
         return change
@@ -170,11 +172,11 @@ class Lending:
 # ---------------------------------------------------------------- draining
 
 
-_LOCKED_S = 10.0  # seconds to wait for another process that changes the file
+_LOCKED_S = 10.0  # how long to wait for another process that changes the file
 
 
 def read_draining(path: Path) -> frozenset[str]:
-    """The draining servers' URLs; empty if there is no file."""
+    """Return the URLs of the draining servers; empty if there is no file."""
     try:
         return frozenset(path.read_text(errors="replace").split())
     except FileNotFoundError:
@@ -182,13 +184,14 @@ def read_draining(path: Path) -> frozenset[str]:
 
 
 def write_draining(path: Path, engine: EngineConfig, url: str, *, back: bool) -> frozenset[str]:
-    """Add a server, or remove it again. Returns all servers that then drain. Raises BadRequest for one that the engine does not have;
-    Conflict if another process changes the file for `_LOCKED_S`.
+    """Start draining a server, or stop with `back`. Return all servers that then drain.
+
+    Raises BadRequest for a server that the engine does not have; Conflict if another process holds the file for `_LOCKED_S`.
     """
     known = {each.rstrip("/") for each in engine.urls}
     url = url.rstrip("/")
     if engine.kind != "vllm" or url not in known:
-        raise BadRequest(f"{url} is none of engine.urls: {', '.join(sorted(known)) or 'there are none'}", field="url")
+        raise BadRequest(f"{url} is not in engine.urls: {', '.join(sorted(known)) or 'there are none'}", field="url")
     with hold(path.parent, "draining", wait_s=_LOCKED_S):
         left = (read_draining(path) - {url}) if back else read_draining(path) | {url}
         write_atomic(path, "".join(f"{each}\n" for each in sorted(left)), durable=True)

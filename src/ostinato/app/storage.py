@@ -1,4 +1,4 @@
-"""Where a run lives: its directory, its log, its weights."""
+"""Where a run is stored: its directory, log, folds and weight store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ostinato.core.seams import Cursor, Log, R
 from ostinato.record.config import RecordConfig
 from ostinato.run_directory import BEST_EVALUATION_REF, EVALUATION_REF, LEARNER_TEST_REF, MARK, SERVED_REFS, Home, Run
 
-if TYPE_CHECKING:  # a process that only needs paths, such as the supervisor, must not load the stores' code
+if TYPE_CHECKING:  # a process that needs only paths, such as the supervisor, must not import the stores
     from ostinato.core.retry import Patience
     from ostinato.core.seams import Folds
     from ostinato.record.postgres.log import PostgresLog
@@ -32,9 +32,11 @@ logger = logging.getLogger(__name__)
 
 
 def served_refs(config: Config) -> tuple[str, ...]:
-    """The refs whose versions a gateway holds. The verified release is included if some users stay on it, a training step and the next if
-    some follow training, the newest version if rollouts in simulated worlds are learned from, and tenants' branches, with what a branch's
-    gate measures.
+    """Return the refs whose versions a gateway holds.
+
+    Beside the usual ones: the verified release if some users stay on it, the current and the next training step if some users follow
+    training, the newest version if training uses rollouts in simulated worlds, and tenants' branches with the versions that a trained
+    branch's gate measures.
     """
     learner = (Arm.LEARNER.value, LEARNER_TEST_REF) if config.serve.learner_share else ()
     verified = (Arm.VERIFIED.value,) if config.release.best_arm else ()
@@ -51,8 +53,9 @@ def served_refs(config: Config) -> tuple[str, ...]:
 
 
 def live_last(refs: Sequence[str]) -> tuple[str, ...]:
-    """The refs in the order in which a gateway loads them at its start: live after people's other arms, because it answers the users of an
-    arm that is not loaded, who would then have changed arms.
+    """Return the refs in the order in which a gateway loads them at its start: `live` after people's other arms.
+
+    `live` answers the users of an arm that is not loaded, so that loading it first would move them to another arm.
     """
     others = [
         ref for ref in refs if ref.startswith(BRANCHES) or (ref in set(Arm) and Arm(ref).people and ref != Arm.LIVE)
@@ -61,8 +64,9 @@ def live_last(refs: Sequence[str]) -> tuple[str, ...]:
 
 
 def operator_key(config: Config, place: Home | None = None) -> str:
-    """The key that lets a process of the run name a weight slot: `serve.admin_key`, which hosts can share, or the one at `place`, by
-    default where the gateway serves.
+    """Return the key with which a process of the run may name a weight slot.
+
+    `serve.admin_key`, which hosts can share, else the one in `place`, by default the serving run's directory.
     """
     shared = config.serve.admin_key
     return (place or home(serving_run(config))).admin_key() if shared is None else shared.get_secret_value()
@@ -74,7 +78,7 @@ _SUBDIRECTORIES = frozenset(
 
 
 def home(config: Config) -> Home:
-    """The run's directory, made if need be, and closed to other users if it holds nothing but a run. Raises StorageFull."""
+    """Return the run's directory, created if missing, with mode 0700 if it holds nothing but a run. Raises StorageFull."""
     place = config.run.directory
     try:
         said = make_private(place, lambda: _is_only_a_run(place))
@@ -86,7 +90,7 @@ def home(config: Config) -> Home:
 
 
 def existing_home(config: Config) -> Home:
-    """The run's directory, of which nothing is made. Raises NotFound if no run is there, and none has its log elsewhere."""
+    """Return the run's directory without creating anything. Raises NotFound if it holds no run and no log in Postgres is configured."""
     place = Home(config.run.directory)
     if not place.log.exists() and not config.record.url:
         raise NotFound(f"no run in {config.run.directory}; start one with `ostinato up`, or --set run.directory=...")
@@ -94,7 +98,7 @@ def existing_home(config: Config) -> Home:
 
 
 def serving_run(config: Config) -> Config:
-    """The settings of the run whose gateway serves a tenant's branch, from those of the run that trains it; others as they are."""
+    """Return the settings of the run that serves a tenant's branch, given those of the branch's run; other settings unchanged."""
     if not config.run.tenant:
         return config
     return config.model_copy(update={"run": RunConfig(directory=config.run.directory.absolute().parents[1])})
@@ -110,24 +114,24 @@ def _warn_once(line: str) -> None:
 
 
 def open_log(config: Config, token: FencingToken | None = None, patience: Patience | None = None) -> RowLog:
-    """The run's log: in its directory, or at `record.url`. Raises BadConfig for a log that this version does not read.
+    """Open the run's log: in its directory, or at `record.url`. Raises BadConfig for a log that this version cannot read.
 
-    `token`: the fencing token of a role, shown with each write. `patience`: how an open log waits for an unreachable server.
+    `token`: a role's fencing token, checked with each write. `patience`: how an open log waits for an unreachable server.
 
-    If the log is in Postgres, a file in the directory says so. Other commands find the run by it, and it keeps the run from continuing
-    with another log.
+    If the log is in Postgres, a marker file in the directory names it. Other commands find the run by it, and it prevents the run from
+    continuing with another log.
     """
     from ostinato.record.log import SqlLog
 
     place = home(config)
-    _check_whose(config, place)
+    _check_log_place(config, place)
     if config.record.url:
         return _open_elsewhere(config, place, token, patience)
     return SqlLog.open(place.log, wall_clock, config.record)
 
 
-def _check_whose(config: Config, place: Home) -> None:
-    """Raise BadConfig for a directory whose run has its log elsewhere than the settings say."""
+def _check_log_place(config: Config, place: Home) -> None:
+    """Raise BadConfig if the run's log is not where the settings say."""
     if config.record.url and any(place.log.glob("*.db")):
         raise BadConfig(
             f"the run in {place.root} has a log of its own in {place.log}; leave record.url empty, or move it with `ostinato log copy`"
@@ -157,7 +161,7 @@ def _open_elsewhere(config: Config, place: Home, token: FencingToken | None, pat
 
 
 async def rows_of(log: Log, kind: type[R]) -> AsyncIterator[R]:
-    """The log's rows of one kind, oldest first. Raises as `Log.read`."""
+    """Yield the log's rows of one kind, oldest first. Raises like `Log.read`."""
     async for _, row in log.read(0, {kind}):
         if isinstance(row, kind):
             yield row
@@ -173,12 +177,12 @@ def check_elsewhere(config: Config) -> None:
         raise NotFound(f"no run's log at {name}; correct record.url or record.namespace")
     if not config.weights.url:
         raise BadConfig(
-            "record.url names the run's log, and nothing its weights, which are not here; name them in weights.url"
+            "record.url names the run's log, but its weights are not on this machine; name them in weights.url"
         )
 
 
 def log_elsewhere(record: RecordConfig) -> tuple[str, bool]:
-    """The name, for people, of the log in Postgres, and whether it exists yet. Creates nothing. Raises BadConfig, Unavailable."""
+    """Return the name, for messages, of the log in Postgres, and whether it exists yet. Creates nothing. Raises BadConfig, Unavailable."""
     _postgres()
     from ostinato.record.postgres.log import server_of
     from ostinato.record.postgres.schema import has_log
@@ -188,8 +192,8 @@ def log_elsewhere(record: RecordConfig) -> tuple[str, bool]:
 
 
 def check_log(config: Config) -> None:
-    """Raise BadConfig for a log that cannot be this run's, or settings of Postgres that cannot work. Asks no server, creates nothing."""
-    _check_whose(config, Home(config.run.directory))
+    """Raise BadConfig for a log that cannot be this run's, or unusable Postgres settings. Contacts no server, creates nothing."""
+    _check_log_place(config, Home(config.run.directory))
     if config.record.url:
         _postgres()
         from ostinato.record.postgres.log import server_of
@@ -202,7 +206,7 @@ LogPlace = Path | RecordConfig
 
 
 def named_log(config: Config, place: str) -> LogPlace:
-    """The log that is named by a run's directory, or by the URL of a Postgres database."""
+    """Return the log of a run's directory or of a Postgres URL."""
     if place.startswith(("postgresql://", "postgres://")):
         return config.record.model_copy(update={"url": place})
     return Home(Path(place).expanduser()).log
@@ -211,7 +215,7 @@ def named_log(config: Config, place: str) -> LogPlace:
 async def copy_rows_of(
     config: Config, source: LogPlace, target: LogPlace, on_row: Callable[[Cursor, Cursor], None]
 ) -> Cursor:
-    """Copy a log to another place. Raises as `record.copying.copy_log`."""
+    """Copy a log to another place. Raises like `record.backup.copy_log`."""
     from ostinato.record.backup import copy_log
 
     for place, instead in (
@@ -241,7 +245,7 @@ def _postgres() -> type[PostgresLog]:
 
 
 def open_folds(config: Config, token: FencingToken | None = None, patience: Patience | None = None) -> Folds:
-    """The folds of the run's log, stored where the log is. `token` and `patience` as for `open_log`."""
+    """Return the folds of the run's log, stored where the log is. `token` and `patience` as in `open_log`."""
     from ostinato.record.folds import FileFolds
 
     if not config.record.url:
@@ -253,9 +257,9 @@ def open_folds(config: Config, token: FencingToken | None = None, patience: Pati
 
 
 def open_store(config: Config, tenure: Tenure | None = None) -> KeptStore:
-    """The run's weight store: a directory, or the store that `weights.url` names. `tenure`: the role in which refs are moved.
+    """Return the run's weight store: a directory, or the store at `weights.url`. `tenure`: the role in which refs are moved.
 
-    The run that trains a tenant's branch uses that of the run that serves, with refs of its own.
+    The run that trains a tenant's branch uses the serving run's store, with refs of its own.
     """
     from ostinato.weights.store.branch import BranchStore
     from ostinato.weights.store.directory import DirectoryStore
@@ -274,27 +278,27 @@ def open_store(config: Config, tenure: Tenure | None = None) -> KeptStore:
 
 
 async def point_ref(store: RefStore, ref: str, root: str) -> None:
-    """Let a ref name a version, unless it does. Raises Conflict if another process moves it at this moment."""
+    """Let a ref name a version. Raises Conflict if another process moves it at the same time."""
     held = await store.read_ref(ref)
     if held != root:
         await store.move_ref(ref, held, root)
 
 
 def store_place(config: Config, seen_as: str = "") -> dict[str, object]:
-    """The settings with which another program opens the weight store. `seen_as`: its name for the store; "": the same as ours."""
+    """Return the settings with which another program opens the weight store. `seen_as`: that program's URL of it; "": the same as ours."""
     named = seen_as or config.weights.url or str(home(config).weights.resolve())
     return {"url": named, "options": dict(config.weights.options)}
 
 
 def open_follower(config: Config) -> Follower:
-    """Reads versions out of the run's weight store."""
+    """Return a reader of versions in the run's weight store."""
     from ostinato.weights.follow.follower import Follower
 
     return Follower(open_store(config), config.follow)
 
 
 def open_cached_store(config: Config) -> RefStore:
-    """The run's weight store for reading only, through the directory `follow.cache` if that is set."""
+    """Return the run's weight store for reading only, cached in the directory `follow.cache` if that is set."""
     from ostinato.weights.relay import RelayStore
     from ostinato.weights.store.directory import DirectoryStore
 
@@ -306,7 +310,7 @@ def open_cached_store(config: Config) -> RefStore:
 
 @contextlib.contextmanager
 def open_run(config: Config, tenure: Tenure | None = None, patience: Patience | None = None) -> Generator[Run]:
-    """The run's log and weights. The log is closed at the end. `tenure`: the role in which it is written. `patience` as for `open_log`."""
+    """Open the run's log and weights; close the log at the end. `tenure`: the role that writes them. `patience` as in `open_log`."""
     from ostinato.weights.follow.follower import Follower
 
     token = None if tenure is None else tenure.token
@@ -323,7 +327,7 @@ def open_run(config: Config, tenure: Tenure | None = None, patience: Patience | 
 
 
 def model_path(config: Config, progress: Callable[[str], None] | None = None) -> Path:
-    """The checked directory of the model that training starts from."""
+    """Return the verified directory of the model from which training starts."""
     from ostinato.model.load import resolve
 
     return resolve(config.model.source, config.model.cache, progress)

@@ -1,4 +1,4 @@
-"""Opens the task files that candidates are measured on, and tries their held-out tasks as training rollouts are tried and graded."""
+"""Opens the task files that candidates are evaluated on, and attempts their held-out tasks in the same way as training rollouts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from ostinato.worlds.tasks.task import Split, Task, Taskset
 from ostinato.worlds.tasks.tasksets import load, parse
 
 ONE_ANSWER = "single"
-"""The harness whose rollouts are one answer, several of which one call gives."""
+"""The harness whose rollouts are a single answer; one call can sample several."""
 
 EVAL_USER = "eval"
 
@@ -49,9 +49,9 @@ EVAL_USER = "eval"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSuite:
-    """The held-out tasks of a file as a suite: its items have the tasks' ids, its hash stands for the tasks and their harnesses.
+    """The held-out tasks of a file as a suite: its items have the tasks' ids, and its hash covers the tasks and their harnesses.
 
-    `runs_code`: a harness or a grader runs code that a model wrote.
+    `runs_code`: whether a harness or grader runs code that a model wrote.
 
     Example: ``TaskSuite(suite=suite, tasks=taskset, runs_code=True)``
     """
@@ -62,11 +62,11 @@ class TaskSuite:
 
 
 def open_task_suite(file: str, config: Config) -> TaskSuite:
-    """The held-out tasks of a file, or of a shipped suite (`demo`, `demo-tab`, `safety`, `safety-smoke`); the first `evaluate.items` of
-    them if that is set.
+    """Open the held-out tasks of a file or of a shipped suite (`demo`, `demo-tab`, `safety`, `safety-smoke`), only the first
+    `evaluate.items` if that is set.
 
-    The suite is named after the file. Raises BadConfig if the file cannot be read, holds no held-out task, or one that cannot be worked on
-    or graded.
+    The suite is named after the file. Raises BadConfig if the file cannot be read, has no held-out task, or has one that cannot be
+    attempted or graded.
     """
     taskset = _read(file, config)
     tasks = [task for task in taskset.tasks if task.split is Split.HELD_OUT]
@@ -94,9 +94,9 @@ def _read(file: str, config: Config) -> Taskset:
     path = Path(file).expanduser()
     if not path.is_file():
         raise BadConfig(f"there is no task file {file}; check evaluate.suite (a relative path begins at {Path.cwd()})")
-    path, name = path.resolve(), path.stem  # a mounted file may be a link
+    path, name = path.resolve(), path.stem  # the name before resolving, because a mounted file may be a link
     found = load(path, answer_s=answer_s, grading_s=grading_s)
-    # how long a request or a grading may take decides nothing of what is asked, so the hash is that at the usual times
+    # timeouts do not change what is asked, so the hash is computed with the default ones
     usual = found if (answer_s, grading_s) == (ANSWER_S, GRADING_S) else load(path)
     return replace(found, name=name, hash=usual.hash)
 
@@ -113,9 +113,9 @@ def _hash(taskset: Taskset, tasks: Sequence[Task], config: Config) -> str:
 
 
 def _shipped(suite: str) -> tuple[str, list[dict[str, Any]]] | None:
-    """The name and the items of a suite that comes with Ostinato; None for any other."""
+    """Return the name and items of a suite that ships with Ostinato; None for any other."""
     match suite:
-        case "demo":  # the copilot's held-out function families, which no user ever asks for
+        case "demo":  # the copilot's held-out function families, for which no user ever asks
             return "demo-heldout", demo_tasks.suite_items(demo_tasks.split(demo_tasks.load())[1])
         case "demo-tab":  # Tab's held-out lines, which no user ever types
             return "tab-heldout", tab_lines.suite_items(tab_lines.split_lines()[1])
@@ -127,11 +127,11 @@ def _shipped(suite: str) -> tuple[str, list[dict[str, Any]]] | None:
             return None
 
 
-# ---------------------------------------------------------------- trying them
+# ---------------------------------------------------------------- attempting tasks
 
 
 class HeldOutTasks:
-    """Implements `TaskSlot`: held-out tasks, tried in a workshop whose gateway answers with the weights of one slot."""
+    """Implements `TaskSlot`: attempts held-out tasks in a workshop whose gateway answers with the weights of one slot."""
 
     def __init__(self, tasks: Taskset, shop: Workshop, gateway: WorldGateway, answers_per_call: int) -> None:
         self._tasks: Mapping[str, Task] = {task.id: task for task in tasks.tasks}
@@ -205,7 +205,7 @@ class HeldOutTasks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutWorld:
-    """Implements `TaskWorld`: a run's harnesses, sandboxes and graders, and the gateway at `url`.
+    """Implements `TaskWorld` with a run's harnesses, sandboxes and graders, and the gateway at `url`.
 
     Example: ``HeldOutWorld(config=config, url="http://127.0.0.1:8321", tasks=found.tasks)``
     """
@@ -215,7 +215,7 @@ class HeldOutWorld:
     tasks: Taskset
 
     def grading(self) -> AbstractAsyncContextManager[tuple[Backend | None, Grader]]:
-        """Answers alone need no backend and no judge: their tests run in this machine's namespaces, whatever `sandbox.backend` is."""
+        """Return the sandbox backend and grader. Single answers need no backend: their tests run in namespaces of this machine."""
         only_answers = all(task.harness == ONE_ANSWER for task in self.tasks.tasks)
         graders = {task.grading.grader for task in self.tasks.tasks}
         if only_answers and graders.isdisjoint(worlds.GRADERS_IN_BOXES):
@@ -225,19 +225,19 @@ class HeldOutWorld:
     @contextlib.asynccontextmanager
     async def open(self, slot: str) -> AsyncGenerator[HeldOutTasks]:
         place = home(serving_run(self.config))
-        gateway = worlds.world_gateway(self.config, place, self.url, self.tasks, _named(self.config, slot))
+        gateway = worlds.world_gateway(self.config, place, self.url, self.tasks, _slot_name(self.config, slot))
         async with worlds.workshop_behind(self.config, gateway, grading=self.grading()) as shop:
             yield HeldOutTasks(self.tasks, shop, gateway, self.config.evaluate.runner.samples_per_request)
 
 
 def open_runner(config: Config, url: str, found: TaskSuite) -> SuiteRunner:
-    """The runner of a suite against the gateway at `url`."""
+    """Return the runner of a suite against the gateway at `url`."""
     world = HeldOutWorld(config=config, url=url.rstrip("/").removesuffix("/v1"), tasks=found.tasks)
     return SuiteRunner(found.suite, world, config.evaluate.runner)
 
 
-def _named(config: Config, slot: str) -> str:
-    """A slot by the name that the gateway knows it by: a tenant's branch has slots of its own."""
+def _slot_name(config: Config, slot: str) -> str:
+    """Return the gateway's name for a slot; a tenant's branch has slots of its own."""
     return branch_ref(config.run.tenant, slot) if config.run.tenant else slot
 
 
@@ -245,7 +245,7 @@ def _named(config: Config, slot: str) -> str:
 
 
 class _SlotScorer:
-    """Implements `Scorer` through a gateway."""
+    """Implements `Scorer` with a gateway."""
 
     def __init__(self, gateway: WorldGateway) -> None:
         self._gateway = gateway
@@ -259,7 +259,7 @@ class _SlotScorer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SlotScoring:
-    """Implements `Scoring`: a run's gateway at `url`."""
+    """Implements `Scoring` with a run's gateway at `url`."""
 
     config: Config
     url: str
@@ -267,12 +267,12 @@ class _SlotScoring:
     @contextlib.asynccontextmanager
     async def open(self, slot: str) -> AsyncGenerator[_SlotScorer]:
         key, runner = operator_key(self.config, home(serving_run(self.config))), self.config.evaluate.runner
-        named = _named(self.config, slot)
+        named = _slot_name(self.config, slot)
         async with WorldGateway(self.url, key, timeout_s=runner.request_timeout_s, slot=named) as gateway:
             yield _SlotScorer(gateway)
 
 
 def open_opinions(config: Config, url: str) -> OpinionProbes:
-    """The probes of sycophancy against the gateway at `url`."""
+    """Return the probes for sycophancy against the gateway at `url`."""
     scoring = _SlotScoring(config=config, url=url.rstrip("/").removesuffix("/v1"))
     return OpinionProbes(scoring, config.evaluate.runner)

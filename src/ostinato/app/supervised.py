@@ -1,7 +1,7 @@
-"""Supervised training: corpora and continued pre-training on them, and imitation of conversations (SFT), into a plain model directory.
+"""Supervised training: builds corpora, continues pre-training on them, and imitates conversations (SFT); writes a plain model directory.
 
-Continued pre-training has a schedule of the learning rate and checkpoints from which it resumes. A corpus is made of packages, directories
-and tests, with the configured model's tokenizer.
+Continued pre-training has a learning-rate schedule and checkpoints from which it resumes. A corpus is built from packages, directories and
+tests, with the configured model's tokenizer.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 # ---------------------------------------------------------------- corpora
 
 
-_MOST_BYTES = 256 << 20
+_MAX_TEST_BYTES = 256 << 20
 
 
 async def open_source(name: str) -> SourceFiles:
-    """The source that a command-line word names: `stdlib`, a directory (with a slash), a source distribution's path, or a package.
+    """Open the source that a command-line word names: `stdlib`, a directory (with a slash), a source distribution's path, or a package.
 
     Raises BadRequest, TooLarge, Corrupt and Unavailable for faults of the archive or its index.
     """
@@ -62,12 +62,12 @@ async def open_source(name: str) -> SourceFiles:
 
 
 def read_tests(files: Sequence[Path], config: CorpusConfig) -> tuple[OverlapIndex, dict[str, str]]:
-    """An index of the texts that no corpus file may overlap with, and each given file's hash. Raises BadConfig for an unusable file."""
+    """Return an index of the texts with which no corpus file may overlap, and each file's hash. Raises BadConfig for an unusable file."""
     tested, hashes = OverlapIndex(config.gram, config.shortest), dict[str, str]()
     for file in files:
         try:
-            if file.stat().st_size > _MOST_BYTES:
-                raise BadConfig(f"--against {file}: larger than {_MOST_BYTES >> 20} MiB; cut it into several")
+            if file.stat().st_size > _MAX_TEST_BYTES:
+                raise BadConfig(f"--against {file}: larger than {_MAX_TEST_BYTES >> 20} MiB; cut it into several")
             data = file.read_bytes()
             text = data.decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
@@ -82,7 +82,7 @@ def read_tests(files: Sequence[Path], config: CorpusConfig) -> tuple[OverlapInde
 
 
 def tokenizer_hash(path: Path) -> str:
-    """BLAKE3 of a model directory's tokenizer. Raises BadConfig if it has no tokenizer.json."""
+    """Return the BLAKE3 hash of a model directory's tokenizer. Raises BadConfig if it has no tokenizer.json."""
     file = path / "tokenizer.json"
     if not file.is_file():
         raise BadConfig(f"model.source: {path} has no tokenizer.json: a corpus needs a model with one")
@@ -116,15 +116,15 @@ class CorpusDesk:
 
 
 def _write_trained(trainer: PolicyTrainer, source: Path, target: Path) -> None:
-    """Write the trained weights into a directory, with the files that lie beside those that training began from."""
+    """Write the trained weights to a directory, with the other files of the model that training started from."""
     write_model(trainer.weights(), target, files_beside(source), {"format": "pt"})
 
 
-# ---------------------------------------------------------------- schedule of the learning rate
+# ---------------------------------------------------------------- learning-rate schedule
 
 
 def learning_rate_at(step: int, *, steps: int, peak: float, warmup: int, floor: float) -> float:
-    """Linear from 0 to `peak` over `warmup` steps, then half a cosine down to `floor` times the peak at the last step.
+    """Return the learning rate: linear from 0 to `peak` over `warmup` steps, then half a cosine to `floor` times the peak at the last step.
 
     `step` counts from 0. Source: Loshchilov and Hutter 2017 (1608.03983), without restarts.
     Example: ``learning_rate_at(0, steps=100, peak=1e-4, warmup=10, floor=0.1)`` is 1e-5, and that of step 99 is 1e-5 again.
@@ -135,17 +135,15 @@ def learning_rate_at(step: int, *, steps: int, peak: float, warmup: int, floor: 
     return peak * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))
 
 
-# ---------------------------------------------------------------- the course
+# ---------------------------------------------------------------- continued pre-training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """The corpora and the training schedule. `tokens` and `batch_tokens` count predictions; `warmup` is a share of the steps, `floor` of
-    the peak.
+    """The corpora and the schedule of a continued pre-training. `tokens` and `batch_tokens` count predicted tokens; `warmup` is a share of
+    the steps, `floor` a share of the peak.
 
-    The learning rate rises over at least `train.warmup_steps` (at most half of the steps), because AdamW's first moments come from a
-    single batch.
-
+    Warm-up takes at least `train.warmup_steps`, but at most half of the steps, because AdamW's first moments come from a single batch.
     Example: ``Course(corpora=(Path("corpus"),), weights=(1.0,), tokens=1 << 20, phases=(Phase(length=512),))``
     """
 
@@ -164,16 +162,16 @@ class Course:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps, the last one whole."""
+        """The number of optimizer steps; the last is a full batch, too."""
         return max(1, round(self.tokens / self.batch_tokens))
 
     def learning_rate_of(self, step: int, warmup_steps: int) -> float:
-        """The step's learning rate. `warmup_steps` is the configured minimum."""
+        """Return the learning rate of a step. `warmup_steps` is the configured minimum of warm-up steps."""
         warmup = max(round(self.warmup * self.steps), min(warmup_steps, self.steps // 2))
         return learning_rate_at(step, steps=self.steps, peak=self.learning_rate, warmup=warmup, floor=self.floor)
 
     def check(self, context: int) -> None:
-        """Raise BadConfig, which names the option, if a model with this context length cannot be trained like this."""
+        """Raise BadConfig, which names the option, if a model with this context length cannot be trained with these settings."""
         for phase in self.phases:
             if phase.length < 1 or not 0 < phase.share < math.inf or self.batch_tokens % phase.length:
                 raise BadConfig(
@@ -191,7 +189,7 @@ class Course:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadingStep:
-    """After `step` of `steps`: the step's metrics, and the held-out loss in nats per token if it was measured.
+    """Progress after `step` of `steps`: the step's metrics, and the held-out loss in nats per token if it was measured.
 
     `epochs`: how often the most-read corpus has been read.
     Example: ``ReadingStep(step=25, steps=100, metrics={"loss": 1.9}, held_out=1.95, epochs=0.4)``; step 0 has no metrics.
@@ -209,8 +207,8 @@ def read_into(
 ) -> list[tuple[int, float]]:
     """Train the configured model on the corpora and write the result as a plain model directory. Imports torch.
 
-    Until then, checkpoints are kept in `TARGET.checkpoints`. Called again after a kill, it resumes from the newest one and ends with the
-    same bytes. Returns the held-out losses: (step, nats per token).
+    Until then checkpoints are kept in `TARGET.checkpoints`. Called again after a kill, it resumes from the newest one and ends with the
+    same bytes. Return the held-out losses as (step, nats per token).
 
     Raises BadConfig (a target that is not empty, corpora of another tokenizer, a checkpoint of another course), NotFound, Corrupt and
     StorageFull.
@@ -250,7 +248,7 @@ def read_into(
 
 
 def _write(trainer: PolicyTrainer, source: Path, target: Path) -> None:
-    """Write the model directory whole or not at all: a half-written one would block the command that resumes."""
+    """Write the model directory atomically, because a half-written one would block the command that resumes."""
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     _write_trained(trainer, source, partial)
@@ -299,7 +297,7 @@ def _check_tokenizer(sets: Sequence[ShardSet], source: Path) -> None:
 
 
 def _identity(config: Config, course: Course, sets: Sequence[ShardSet], source: Path, contract: Contract) -> str:
-    """A hash of everything that the final weights and the measured losses depend on; it must be equal for a resume.
+    """Return a hash of everything that the final weights and the measured losses depend on. A checkpoint resumes only with the same hash.
 
     The checkpoint interval is not part of it, so that it may be changed when space or time is short.
     """
@@ -312,7 +310,7 @@ def _identity(config: Config, course: Course, sets: Sequence[ShardSet], source: 
     return blake3(told.encode()).hexdigest()
 
 
-# ---------------------------------------------------------------- imitation
+# ---------------------------------------------------------------- imitation (SFT)
 
 
 MOST_BYTES = 1 << 30
@@ -320,7 +318,7 @@ _FIELDS = {"messages", "tools"}
 
 
 def read_demonstrations(path: Path) -> list[Conversation]:
-    """Read one conversation per line, {"messages": [...], "tools": [...]} as in OpenAI's chat API.
+    """Read conversations from a file, one per line: {"messages": [...], "tools": [...]} as in OpenAI's chat API.
 
     Raises BadConfig, which names the line, the field and the remedy.
     """

@@ -40,9 +40,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learning:
-    """The training worker's parts. `learner` holds the loop's stages over the other parts. `anchor` gives the release that training is
-    kept near for ever, a branch's where it began, `bases` the bases of dials by their hashes, `tokens` the model's tokens, `numerics` the
-    id of the trainer's contract.
+    """The training worker's parts. `learner` runs the loop's stages over the other parts.
+
+    `anchor` returns the version to which training is kept near throughout (a branch's: where it began). `bases` returns steering bases by
+    hash. `tokens`: the model's tokens. `numerics`: the id of the trainer's numerics contract.
     """
 
     learner: Learner
@@ -69,10 +70,10 @@ def open_desk(
     tokens: ModelTokens | None = None,
     late_asker: Asker | None = None,
 ) -> RewardDesk:
-    """The reward desk over a log. With a contract it holds back turns made under another one, if the config says so.
+    """Return the reward desk over a log. With a contract it holds back turns made under another one, if the settings say so.
 
-    `asker` calls the configured reward function, `late_asker` the one of late rewards; None: a new one is opened. `tokens`: without them
-    all tokens of a turn get the same credit, and nothing is learned from corrections and hints.
+    `asker` calls the configured reward function, `late_asker` the one for late rewards; None: one is opened. Without `tokens` all tokens of
+    a turn get the same credit, and nothing is learned from corrections and hints.
     """
     only = contract.id if contract is not None and config.train.foreign_numerics == "refuse" else None
     gold = gold_people(config.release.monitors)
@@ -95,7 +96,7 @@ def open_desk(
 
 
 class ModelTokens:
-    """A model's tokens as texts, and texts as its tokens. The tokenizer is loaded for the first turn that needs it."""
+    """Converts a model's tokens to text and back. The tokenizer is loaded on first use."""
 
     def __init__(self, model: Path) -> None:
         self._model = model
@@ -107,12 +108,13 @@ class ModelTokens:
         return HFRenderer(self._model)
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes of a token's text."""
+        """Return the bytes of a token's text."""
         return self._renderer.token_bytes(token)
 
     def answer_ids(self, turn: Turn, text: str) -> tuple[int, ...]:
-        """The tokens of a text in the place of a turn's answer, with the token that ended it; none where the answer is more than its text
-        (calls, reasoning), had to follow a grammar, or would not fit.
+        """Return the tokens of a text in place of a turn's answer, with the token that ended the turn.
+
+        Empty if the answer is more than its text (tool calls, reasoning), had to follow a grammar, or the text would not fit.
         """
         if turn.calls != () or turn.sampling.grammar:
             return ()
@@ -124,15 +126,15 @@ class ModelTokens:
         return ids if len(turn.prompt_ids) + len(ids) <= self._renderer.context else ()
 
     def hinted_ids(self, turn: Turn, note: str) -> tuple[int, ...]:
-        """The turn's prompt with a note at the end of its last message; () where the prompt ends in another way, or it would not fit."""
+        """Return the turn's prompt with a note at the end of its last message; () if the prompt has another ending, or it would not fit."""
         try:
             ids = self._renderer.with_note(turn.prompt_ids, note)
-        except BadRequest:  # no tokens for it but control tokens
+        except BadRequest:  # the note can only be encoded with control tokens
             return ()
         return tuple(ids) if ids and len(ids) + len(turn.sampled_ids) <= self._renderer.context else ()
 
     def said_between(self, turn: Turn, following: Turn) -> str:
-        """The messages between two turns; "" if another's answer is among them, or the template names no roles in words."""
+        """Return the user messages between two turns; "" if there is another answer between them, or the template does not name roles."""
         known = (*turn.prompt_ids, *turn.sampled_ids)
         if following.prompt_ids[: len(known)] != known:
             return ""
@@ -143,7 +145,7 @@ class ModelTokens:
 
 
 def taught_by(config: Config) -> Taught:
-    """Whose turns the trainer learns from. Beside groups of rollouts, which wait for nobody's reward, a step takes a batch of people's."""
+    """Return whose turns the trainer learns from. Beside groups of rollouts, which wait for no reward, a step takes people's turns."""
     source = config.learn.source
     return Taught(
         people=source != "worlds",
@@ -166,7 +168,7 @@ def open_learning(
     asker: Asker | None = None,
     late_asker: Asker | None = None,
 ) -> Learning:
-    """Build the trainer of a run, whose users `live` serves now, and all around it. Imports torch. Askers: as for `open_desk`."""
+    """Build the trainer of a run whose users `live` serves now, and the objects around it. Imports torch. Askers as in `open_desk`."""
     from ostinato.train.stepper import Stepper
 
     config = run.config
@@ -174,7 +176,7 @@ def open_learning(
     trainer, lines = _trainer(model, config, contract, settings)
     tokens = ModelTokens(model)
     desk = open_desk(config, run.log, run.folds, contract, asker, tokens, late_asker)
-    # of the fetched versions keep the anchor and the newest release: the next one is built from these
+    # keep two fetched versions, the anchor and the newest release: the next release is built as a delta on them
     follower = Follower(run.store, config.follow.model_copy(update={"keep": 2}))
     released = Released(follower, live)
 
@@ -219,7 +221,7 @@ def open_learning(
 def _trainer(
     model: Path, config: Config, contract: Contract, publish: PublisherConfig
 ) -> tuple[PolicyTrainer | ShardedTrainer, Sequence[socket]]:
-    """A trainer of this process alone, or one that starts `train.ranks` - 1 further processes; with sockets to their publishers."""
+    """Return a trainer in this process alone, or one that starts `train.ranks` - 1 more, with sockets to the publishers of these."""
     backend = trainer_backend(config)
     if config.train.ranks == 1:
         from ostinato.train.trainer import PolicyTrainer

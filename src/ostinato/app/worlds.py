@@ -1,6 +1,6 @@
-"""Simulated worlds, put together from the configuration: tasks, harnesses, sandboxes, graders, rollouts, and the alarms that they raise.
+"""Simulated worlds, assembled from the configuration: tasks, harnesses, sandboxes, graders, rollouts, and the alarms that they raise.
 
-Also the taskset that comes with Ostinato: the demo's functions as tasks.
+Also the taskset that ships with Ostinato: the demo's functions as tasks.
 """
 
 from __future__ import annotations
@@ -68,22 +68,22 @@ _DATA_READERS: dict[str, Callable[[Task], object]] = {
     "rubric": lambda task: None,  # it judges any text
     "checks": read_checks,
 }
-"""What reads a task's `grading.data`, by grader. Each raises BadConfig for data that its grader cannot work with."""
+"""Parsers of a task's `grading.data`, by grader. Each raises BadConfig for data that its grader cannot use."""
 
 GRADERS = tuple(_DATA_READERS)
-"""The names that tasks and suites may use."""
+"""The names of graders that tasks and suites may use."""
 
 GRADERS_IN_BOXES = ("function", "pytest", "harbor")
-"""Those that need a backend of sandboxes."""
+"""The graders that need a sandbox backend."""
 
 _GRADERS_OF_TEXT = ("pattern", "checks", "suggestion", "rubric")
-"""Those that run nothing."""
+"""The graders that run no code."""
 
 
 def check_grading(task: Task, own: Collection[str] = ()) -> None:
-    """Raise BadConfig, which names the task and the field, unless the task's grader exists and can work with `grading.data`.
+    """Raise BadConfig, which names the task and the field, unless the task's grader exists and can use its `grading.data`.
 
-    `own` are the names of the operator's own graders, whose data nobody else can check.
+    `own`: the names of the operator's own graders, whose data only they can check.
     """
     grader = task.grading.grader
     if grader in own:
@@ -97,7 +97,7 @@ def check_grading(task: Task, own: Collection[str] = ()) -> None:
 
 
 def open_backend(config: SandboxConfig) -> Backend:
-    """The backend of the worlds' sandboxes, chosen by `sandbox.backend`. Raises BadConfig if it needs something that is not installed."""
+    """Return the sandbox backend that `sandbox.backend` selects. Raises BadConfig if it needs something that is not installed."""
     match config.backend:
         case "gvisor":
             return GVisorBoxes(config)
@@ -109,10 +109,10 @@ def open_backend(config: SandboxConfig) -> Backend:
 
 @contextlib.asynccontextmanager
 async def open_grading(config: Config, *, proving: bool = False) -> AsyncGenerator[tuple[Backend, Grader]]:
-    """Sandboxes, and a grader of any task in them, with the price of effort and the judge that `[worlds]` sets.
+    """Open sandboxes and a grader of any task in them, with the price of effort and the judge that `[worlds]` sets.
 
-    `proving`: for a verdict about a candidate. Effort then has no price, and single answers need not wait until the processor is
-    otherwise idle. Raises BadConfig for a judge whose key is not set, and as `open_backend` does.
+    `proving`: for a verdict about a candidate. Effort then has no price, and single answers do not wait until the processor is otherwise
+    idle. Raises BadConfig for a judge whose key is not set, and like `open_backend`.
     """
     async with contextlib.AsyncExitStack() as leaving:
         judge = await leaving.enter_async_context(_open_judge(config))
@@ -132,9 +132,9 @@ async def open_grading(config: Config, *, proving: bool = False) -> AsyncGenerat
 
 @contextlib.asynccontextmanager
 async def open_answer_grading(config: Config, *, judged: bool) -> AsyncGenerator[tuple[None, Grader]]:
-    """A grader of single answers: none of `GRADERS_IN_BOXES`, and their tests run in this machine's namespaces.
+    """Open a grader of single answers, without `GRADERS_IN_BOXES`; tests run in namespaces of this machine.
 
-    `judged`: some are graded by `rubric`. Raises BadConfig for a judge whose key is not set.
+    `judged`: whether some are graded by `rubric`. Raises BadConfig for a judge whose key is not set.
     """
     async with contextlib.AsyncExitStack() as leaving:
         judge = await leaving.enter_async_context(_open_judge(config)) if judged else None
@@ -144,7 +144,7 @@ async def open_answer_grading(config: Config, *, judged: bool) -> AsyncGenerator
 
 
 def _open_own(config: Config, leaving: contextlib.AsyncExitStack) -> dict[str, OwnGrader]:
-    """The operator's own graders, whose processes end when the stack is left. Raises BadConfig."""
+    """Open the operator's own graders, whose processes end when the stack is left. Raises BadConfig."""
     own = own_graders(config.worlds.graders, GRADERS, config.worlds.grader_memory_bytes)
     for grader in own.values():
         leaving.push_async_callback(grader.close)
@@ -153,7 +153,7 @@ def _open_own(config: Config, leaving: contextlib.AsyncExitStack) -> dict[str, O
 
 @contextlib.asynccontextmanager
 async def _open_judge(config: Config) -> AsyncGenerator[RubricJudge | None]:
-    """The judge of `worlds.judge`, None without one. Raises BadConfig if its key is not set."""
+    """Open the judge of `worlds.judge`; None without one. Raises BadConfig if its key is not set."""
     settings = config.worlds.judge
     if settings is None:
         yield None
@@ -177,16 +177,15 @@ def open_graders(
     alarm: Alarm | None = None,
     own: Mapping[str, Grader] | None = None,
 ) -> Grader:
-    """Grades any task by the grader that it names, one of `GRADERS` or of `own`.
+    """Return a grader of any task, which dispatches to the grader that the task names, one of `GRADERS` or of `own`.
 
     Args:
         backend: where function and repository tasks are graded; None: there are no such tasks.
         runs: where completions are graded.
-        python: the path of an interpreter inside of a sandbox of `backend`.
-        effort: the price of effort; None: nothing.
-        judge: judges solved outcomes of function and repository tasks too, and alone those of the grader `rubric`; the caller opens and
-            closes it.
-        alarm: told of outcomes reached by cheating; None: a warning in this process's log.
+        python: the path of a Python interpreter inside a sandbox of `backend`.
+        effort: the price of effort; None: no price.
+        judge: also judges solved function and repository tasks, and alone those of the grader `rubric`; the caller opens and closes it.
+        alarm: called for outcomes reached by cheating; None: a warning in this process's log.
         own: the operator's own graders by name.
     """
     graders: dict[str, Grader] = {}
@@ -213,7 +212,7 @@ def _warn(task: Task, rollout: Rollout, grade: Grade) -> None:
 
 
 def open_taskset(config: Config) -> Taskset:
-    """The taskset for rollouts. Raises BadConfig if none is named, it cannot be read, or nothing could be learned from it."""
+    """Return the taskset for rollouts. Raises BadConfig if none is set, it cannot be read, or nothing could be learned from it."""
     if config.learn.source == "people":
         raise BadConfig('learn.source is "people": rollouts would teach nothing; set it to "worlds" or "both"')
     if not config.worlds.file:
@@ -232,7 +231,7 @@ def open_taskset(config: Config) -> Taskset:
             f"field 'known', or set {asks} = 0"
         )
     for task in tasks.tasks:
-        cut = task.top_p < 1.0 and config.engine.kind == "vllm"  # which does not tell what top_p left open
+        cut = task.top_p < 1.0 and config.engine.kind == "vllm"  # vLLM does not report which tokens top_p left
         if task.split is Split.TRAIN and (cut or task.temperature == 0.0):
             raise BadConfig(
                 f"worlds.file {config.worlds.file}: task {task.id!r}: an answer at temperature 0, or with vLLM from a part of the "
@@ -242,7 +241,7 @@ def open_taskset(config: Config) -> Taskset:
 
 
 def check_tasks(config: Config, tasks: Iterable[Task]) -> None:
-    """Raise BadConfig for a task whose harness or grader does not exist, or cannot work with it."""
+    """Raise BadConfig for a task whose harness or grader does not exist or cannot handle it."""
     known, own = open_harnesses(config), own_graders(config.worlds.graders, GRADERS)
     for task in tasks:
         if task.harness not in known:
@@ -261,7 +260,7 @@ def check_tasks(config: Config, tasks: Iterable[Task]) -> None:
 
 
 def runs_code(config: Config, tasks: Iterable[Task]) -> bool:
-    """True if a harness or a grader of these tasks runs code that a model wrote, for which there must be a sandbox."""
+    """Return whether a harness or grader of these tasks runs code that a model wrote, so that a sandbox is needed."""
     harnesses, outside = open_harnesses(config), {*_GRADERS_OF_TEXT, *config.worlds.graders}
     return any(harnesses[task.harness].spec(task) is not None or task.grading.grader not in outside for task in tasks)
 
@@ -278,7 +277,7 @@ def check_steps(config: Config, tasks: Taskset) -> None:
 
 
 def open_harnesses(config: Config) -> dict[str, Harness]:
-    """The harnesses by name. Raises BadConfig for settings that they do not have."""
+    """Return the harnesses by name. Raises BadConfig for unknown settings."""
     for name in config.worlds.harness:
         if name not in HARNESSES and not is_agent(name):
             raise BadConfig(f"worlds.harness.{name}: no such harness; there are {', '.join(HARNESSES)} and agent")
@@ -290,15 +289,14 @@ def open_harnesses(config: Config) -> dict[str, Harness]:
 async def open_rollouts(
     run: Run, url: str, tasks: Taskset, tell: Callable[..., None], keep: Callable[[Finished], None]
 ) -> AsyncGenerator[Rollouts]:
-    """Rollouts of a taskset through the gateway at `url`, resumed where an earlier worker was. Raises BadConfig, Corrupt, StorageFull,
-    Unavailable.
+    """Open rollouts of a taskset through the gateway at `url`, resumed where an earlier worker stopped.
 
-    `tell` and `keep` are as `Rollouts` has them.
+    `tell` and `keep` as in `Rollouts`. Raises BadConfig, Corrupt, StorageFull, Unavailable.
     """
     warn_of_staleness(run.config, tasks)
     journal, events = EventFile.open(run.home.rollouts)
     with contextlib.closing(journal):
-        events = await _known_to(run.log, journal, events)
+        events = await _reconciled(run.log, journal, events)
         async with open_workshop(run.config, run.home, url, tasks) as shop:
             spent = SpentGroups(run.log, after=_read_upto(events) or 0)
             reward = run.config.reward
@@ -324,9 +322,9 @@ async def open_far_rollouts(
     keep: Callable[[Finished], None],
     waiting: Callable[[str], None],
 ) -> AsyncGenerator[Rollouts]:
-    """Rollouts of a taskset for a run on another machine, through its door, resumed where an earlier worker was.
+    """Open rollouts of a taskset for a run on another machine, through its door, resumed where an earlier worker stopped.
 
-    `waiting` is told why the door does not answer, as long as it does not. Raises BadConfig, Corrupt, StorageFull.
+    While the door does not answer, `waiting` is told why. Raises BadConfig, Corrupt, StorageFull.
     """
     aim, worlds = config.worlds.connect, config.worlds
     context = worker_context(aim.certificate, aim.key, aim.authority)
@@ -353,12 +351,12 @@ async def open_far_rollouts(
 def open_workshop(
     config: Config, place: Home, url: str, tasks: Taskset, slot: str = Arm.WORLD.value
 ) -> AbstractAsyncContextManager[Workshop]:
-    """A workshop for a taskset's tasks, with the weights in a slot of the gateway at `url`. Raises BadConfig."""
+    """Open a workshop for a taskset's tasks, with the weights in a slot of the gateway at `url`. Raises BadConfig."""
     return workshop_behind(config, world_gateway(config, place, url, tasks, slot))
 
 
 def world_gateway(config: Config, place: Home, url: str, tasks: Taskset, slot: str = Arm.WORLD.value) -> WorldGateway:
-    """The client of the gateway at `url`, answered by the weights in a slot, as patient as the slowest task. Raises BadConfig."""
+    """Return a client of one slot of the gateway at `url`, with a timeout for the slowest task. Raises BadConfig."""
     longest = max(task.timeout_s for task in tasks.tasks)
     temperature = config.worlds.temperature
     return WorldGateway(url, operator_key(config, place), temperature=temperature, timeout_s=longest, slot=slot)
@@ -371,7 +369,7 @@ async def workshop_behind(
     *,
     grading: AbstractAsyncContextManager[tuple[Backend | None, Grader]] | None = None,
 ) -> AsyncGenerator[Workshop]:
-    """A workshop whose models are behind `gateway`, which it opens and closes. `grading`: `open_grading`'s unless given."""
+    """Open a workshop whose models are behind `gateway`, which it opens and closes. `grading`: `open_grading`'s by default."""
     async with contextlib.AsyncExitStack() as leaving:
         await leaving.enter_async_context(gateway)
         boxes, grader = await leaving.enter_async_context(grading or open_grading(config))
@@ -380,7 +378,7 @@ async def workshop_behind(
 
 @contextlib.asynccontextmanager
 async def open_door(run: Run, url: str, listener: socket.socket) -> AsyncGenerator[None]:
-    """The door for workers of other machines, in front of the gateway at `url`. Raises BadConfig."""
+    """Open the door for workers on other machines, in front of the gateway at `url`. Raises BadConfig."""
     config = run.config.worlds.door
     context = door_context(config.certificate, config.key, config.authority)
     async with WorldGateway(url, run.home.admin_key(), temperature=run.config.worlds.temperature) as gateway:
@@ -389,8 +387,8 @@ async def open_door(run: Run, url: str, listener: socket.socket) -> AsyncGenerat
             yield
 
 
-async def _known_to(log: RowLog, journal: EventFile, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The journal's events. If an older backup of the log was restored, groups whose turns it lacks are given up. Raises Unavailable."""
+async def _reconciled(log: RowLog, journal: EventFile, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the journal's events without groups whose turns the log lacks because an older backup was restored. Raises Unavailable."""
     turns = {number: group.turns for number, group in open_groups(events).items()}
     lost = [number for number, each in turns.items() if each and not await log.places(Turn, [(turn,) for turn in each])]
     if lost or (_read_upto(events) or 0) > await log.append():
@@ -400,7 +398,7 @@ async def _known_to(log: RowLog, journal: EventFile, events: list[dict[str, Any]
 
 def _give_up(journal: EventFile, events: list[dict[str, Any]], lost: Collection[int]) -> list[dict[str, Any]]:
     logger.warning(
-        "the log was set back to before what the journal of rollouts tells: %d open groups are given up", len(lost)
+        "the log was restored to an earlier state than the journal of rollouts: %d open groups are given up", len(lost)
     )
     events = set_back(events, lost)
     journal.rewrite(events)
@@ -412,8 +410,8 @@ def _read_upto(events: Sequence[Mapping[str, Any]]) -> int | None:
 
 
 def warn_of_staleness(config: Config, tasks: Taskset) -> None:
-    """Warn if a step may hold fewer groups than configured because their answers are long, and if slow groups may be held back as too
-    stale, so that only the quick ones are learned from.
+    """Warn if long answers may make a step hold fewer groups than configured, or if slow groups may be held back as too stale, so that only
+    fast ones are learned from.
     """
     pace, bound, most = config.worlds, config.reward.world_staleness, config.reward.batch_tokens
     longest = max(task.turns * task.tokens for task in tasks.tasks if task.split is Split.TRAIN)
@@ -438,7 +436,7 @@ def warn_of_staleness(config: Config, tasks: Taskset) -> None:
 
 
 def open_build_place(out: Path, cache: Path) -> BuildPlace:
-    """Sandboxes of this machine, with layers beside the taskset file so that it can be moved together with them."""
+    """Return a build place with sandboxes on this machine. Layers lie beside the taskset file, so that both can be moved together."""
     return BuildPlace(
         backend=Boxes(gives_way=False),
         python=python_inside(),
@@ -452,7 +450,7 @@ def open_build_place(out: Path, cache: Path) -> BuildPlace:
 
 
 NARROWED = "worlds:best_of_k"
-"""The name of the alarm that stands while the newest measured checkpoint solves more at the first try and less at the best of k."""
+"""The name of the alarm that is raised while the newest measured checkpoint has a higher pass@1 and a lower best of k."""
 
 
 async def note_cheats(log: Log, watch: CheatWatch) -> None:
@@ -462,9 +460,9 @@ async def note_cheats(log: Log, watch: CheatWatch) -> None:
 
 
 async def note_coverage(log: Log, records: Iterable[Finished], k: int) -> None:
-    """Write into the log whether the newest measured checkpoint is surer of fewer tasks than the first. Idempotent.
+    """Write into the log whether the newest measured checkpoint solves fewer tasks (best of k) than the first, with a higher pass@1.
 
-    Writes nothing until two checkpoints have tried ten held-out tasks k times. The records are of one taskset.
+    Idempotent. Writes nothing until two checkpoints have tried ten held-out tasks k times each. All records must be of one taskset.
     """
     attempts = [
         ScoredAttempt(task=each.task, family=each.family, policy=each.policy, value=each.value)
@@ -490,9 +488,9 @@ async def note_coverage(log: Log, records: Iterable[Finished], k: int) -> None:
 
 
 def function_tasks() -> Taskset:
-    """The functions that the demo's users ask for, as training tasks, and those of the held-out families.
+    """Return the functions that the demo's users ask for, as training tasks, and those of the held-out families, as held-out tasks.
 
-    They are asked for as in the demo: the answer continues the function's head, and its hidden tests grade it.
+    They are asked for as in the demo: the answer continues the function's head, and hidden tests grade it.
     Example: ``save(function_tasks(), Path("functions.jsonl"))``
     """
     taught, held = split(load_blanks())

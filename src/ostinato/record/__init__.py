@@ -1,1 +1,1 @@
-"""The append-only log: schema, migrations, group commit, process locks."""
+"""The append-only log on SQLite or Postgres: segments, group commit, encryption, retention, backups, process roles."""

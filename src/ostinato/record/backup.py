@@ -1,11 +1,11 @@
-"""Backups of a log, and copies of it in another database.
+"""Backups of a log, and copies of a log to another database.
 
-A backup is a consistent copy of the segments and keys in a directory, made while other processes append to the log. Segments are copied
-oldest first, each from one snapshot, until the copy holds every row that was in the log when the backup began. So it is a prefix of the
-log: no row without the rows before it. The permanent rows of dropped segments follow, then the keys, so that the key of every copied row
-is there, and last the manifest. A directory without a manifest is no backup.
+A backup is a consistent copy of segments and keys in a directory, made while other processes append to the log. Segments are copied
+oldest first, each from one snapshot, until the copy holds every row that was in the log when the backup began. It is therefore a prefix of
+the log: no row without all rows before it. Then come the permanent rows of dropped segments, then the keys, so that the key of every copied
+row is included, and last the manifest. A directory without a manifest is not a backup.
 
-`copy_log` copies the rows to another database, at the same sequence numbers. It can be killed and started again.
+`copy_log` copies the rows to another database with the same sequence numbers. It can be killed and started again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ostinato.record.codec.kinds import FOR_EVER, KINDS
 from ostinato.record.reader import LogReader
 from ostinato.record.rowlog import RowLog
 from ostinato.record.segment import SegmentGone, open_segment
-from ostinato.record.segment_directory import LogDirectory, SealedKeys
+from ostinato.record.segment_directory import LogDirectory, SegmentFilters
 from ostinato.record.sqlite import connect, copy_pages, driver, is_busy, remove, translate
 
 FORMAT = 1
@@ -42,16 +42,16 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 KEYS = "log-keys.db"
 _NAMES = re.compile(r"\d{16}\.db|kept\.db|log-keys\.db")
-_WAIT_S, _AGAIN_S = 5.0, 0.02  # for a locked database
-_PAGES = 2048  # copied between two reports of progress
-_LONGEST = 64 << 20  # bytes of a manifest
-_ANOTHER = "another backup was made into the same directory; name a new one"
+_WAIT_S, _RETRY_S = 5.0, 0.02  # for a locked database
+_PAGES = 2048  # database pages copied between two progress reports
+_MAX_MANIFEST = 64 << 20  # bytes
+_CONCURRENT_BACKUP = "another backup was made into the same directory; name a new one"
 
 OnBytes = Callable[[int, int], object]
-"""Called with the bytes copied so far and the bytes to copy, both approximate while the log grows."""
+"""Called with the bytes copied so far and the total, which is approximate while the log grows."""
 
 MakeDirectory = Callable[[Path], object]
-"""Makes a new directory in the backup; it is deleted if the backup fails. Raises BadConfig if it is there, OSError."""
+"""Creates a new directory inside the backup; it is deleted if the backup fails. Raises BadConfig if it exists, OSError."""
 
 
 class BackedUpFile(BaseModel):
@@ -65,7 +65,7 @@ class BackedUpFile(BaseModel):
 
 
 class BackupManifest(BaseModel):
-    """What a backup holds. Rows `first` to `last`, and if `first` is above 1 the permanent rows before it. `at`: when it began.
+    """The contents of a backup: rows `first` to `last` and, if `first` is above 1, permanent rows before it. `at`: when it began.
 
     Example: ``BackupManifest(format=1, version="0.1.0", at=0.0, first=1, last=812, files=(segment,))``
     """
@@ -89,10 +89,10 @@ def back_up(
     on_bytes: OnBytes,
     beside: Callable[[Cursor, MakeDirectory], object] = lambda last, make: None,
 ) -> BackupManifest:
-    """Copy a log and its file of keys into the new or empty directory `target`; `version` is the program's, for people.
+    """Copy a log and its file of keys into the new or empty directory `target`. `version` is the program's, for people to read.
 
-    Safe alongside readers, writers, retention and kill -9. The master key is not copied. `beside` is called with the last copied row
-    before the manifest is written, for what belongs to the backup, too: it writes only into directories that it has made for it.
+    Safe alongside readers, writers, retention and kill -9. The master key is not copied. `beside` adds further data to the backup: it is
+    called with the last copied row before the manifest is written, and may write only into directories made with its second argument.
 
     Raises:
         NotFound: there is no log.
@@ -126,9 +126,9 @@ def back_up(
 
 
 def read_manifest(source: Path) -> BackupManifest:
-    """The manifest of a backup. Raises NotFound if it has none, BadConfig for a newer format, Corrupt."""
+    """Return the manifest of a backup. Raises NotFound if it has none, BadConfig for a newer format, Corrupt."""
     try:
-        data = read_plain(source / MANIFEST, _LONGEST)
+        data = read_plain(source / MANIFEST, _MAX_MANIFEST)
     except FileNotFoundError as error:
         raise NotFound(
             f"{source} holds no {MANIFEST}: it is not a backup of a log, or the backup was interrupted; name another"
@@ -148,14 +148,17 @@ def read_manifest(source: Path) -> BackupManifest:
     names = [file.name for file in manifest.files]
     for name in names:
         if not _NAMES.fullmatch(name):
-            raise Corrupt(f"{source / MANIFEST} names {name!r}, which is no file of a log; name another backup")
+            raise Corrupt(f"{source / MANIFEST} names {name!r}, which is not a file of a log; name another backup")
     if len(set(names)) < len(names):
         raise Corrupt(f"{source / MANIFEST} names a file twice; name another backup")
     return manifest
 
 
 def read_plain(path: Path, longest: int) -> bytes:
-    """The bytes of a regular file; a link is not followed. Raises Corrupt for anything else and for more than `longest` bytes, OSError."""
+    """Return the bytes of a regular file; links are not followed.
+
+    Raises Corrupt for anything else and for more than `longest` bytes, OSError.
+    """
     with open_plain(path) as file:
         data = file.read(longest + 1)
     if len(data) > longest:
@@ -165,9 +168,9 @@ def read_plain(path: Path, longest: int) -> bytes:
 
 @contextlib.contextmanager
 def open_plain(path: Path) -> Generator[Any]:
-    """A regular file, open for reading; a link is not followed. Raises Corrupt for anything else, OSError."""
+    """Open a regular file for reading; links are not followed. Raises Corrupt for anything else, OSError."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise Corrupt(f"{path} is a link or no file; a backup holds plain files only: name another")
+        raise Corrupt(f"{path} is a link or not a file; a backup holds plain files only: name another")
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         yield file
@@ -175,7 +178,7 @@ def open_plain(path: Path) -> Generator[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Copied:
-    """A copied segment: its first and its last row, and whether it was closed."""
+    """A copied segment: its first and last row, and whether it was closed."""
 
     first: Cursor
     last: Cursor
@@ -183,7 +186,7 @@ class _Copied:
 
 
 class _Copy:
-    """The files of one backup while it is made. Its methods raise Corrupt, StorageFull, Unavailable, OSError."""
+    """A backup in progress. Its methods raise Corrupt, StorageFull, Unavailable, OSError."""
 
     def __init__(self, log: LogDirectory, target: Path, on_bytes: OnBytes) -> None:
         self.names: set[str] = set()
@@ -193,7 +196,7 @@ class _Copy:
         self._expected = sum(disk_use(path) for path in log.path.glob("*.db"))
 
     def segments(self) -> list[_Copied]:
-        """Copy the segments; at least one is left when retention drops some meanwhile, because it never drops the newest."""
+        """Copy the segments. At least one is left if retention drops some in the meantime, because it never drops the newest."""
         until, copied = self._newest(), list[_Copied]()
         while True:
             firsts = self._log.listing().firsts
@@ -203,14 +206,14 @@ class _Copy:
             for first in fresh:
                 try:
                     found = self._segment(first)
-                except SegmentGone:  # the older ones, which were copied before, are dropped too
+                except SegmentGone:  # so the older ones, copied before, have been dropped too
                     for each in copied:
                         self._remove(self._log.segment(each.first).name)
-                    self._remove(self._log.segment(first).name)  # it may have gone amid its copying
+                    self._remove(self._log.segment(first).name)  # it may have been dropped while it was being copied
                     copied = []
                     continue
                 if not found.closed and found.last < first and first != firsts[-1]:
-                    # empty and older than the newest: a killed process left it
+                    # empty and older than the newest: left by a killed process
                     self._remove(self._log.segment(first).name)
                     continue
                 copied.append(found)
@@ -218,30 +221,30 @@ class _Copy:
                     return copied
 
     def database(self, source: Path, name: str = "") -> None:
-        """Copy a database beside the segments, if it exists."""
+        """Copy a database that is not a segment, if it exists."""
         deadline = time.monotonic() + _WAIT_S
         while source.exists():
             try:
                 with contextlib.closing(connect(source, write=False)) as connection:
-                    # in one step: while keys are read, no process can make one
+                    # all pages in one step, so that no process can create a key in between
                     self._pages(connection, name or source.name, -1)
                 return
             except driver.Error as error:
                 if not is_busy(error) or time.monotonic() > deadline:
                     raise self._refusal(error, source) from error
             self._remove(name or source.name)
-            time.sleep(_AGAIN_S)  # while a key is made, no process can read them
+            time.sleep(_RETRY_S)  # no process can read the keys while one is being created
 
     def make_directory(self, path: Path) -> None:
-        """A `MakeDirectory`."""
+        """Implement `MakeDirectory`."""
         try:
             path.mkdir(mode=0o700, parents=True)
         except FileExistsError as error:
-            raise BadConfig(f"{path} is there: {_ANOTHER}") from error
+            raise BadConfig(f"{path} is there: {_CONCURRENT_BACKUP}") from error
         self._made.append(path)
 
     def discard(self) -> None:
-        """Delete what this copy made, and nothing of another backup into the same directory. Raises no OSError."""
+        """Delete what this backup wrote, and nothing of another backup into the same directory. Suppresses OSError."""
         for name in list(self.names):
             with contextlib.suppress(OSError):
                 self._remove(name)
@@ -252,14 +255,14 @@ class _Copy:
                     path.parent.rmdir()  # if nothing else is in it
 
     def _newest(self) -> Cursor:
-        with contextlib.closing(LogReader(self._log, None, SealedKeys())) as reader:
+        with contextlib.closing(LogReader(self._log, None, SegmentFilters())) as reader:
             return reader.newest()
 
     def _segment(self, first: Cursor) -> _Copied:
         path = self._log.segment(first)
         try:
             with open_segment(path) as segment:
-                segment.db.execute("BEGIN")  # every page comes from one snapshot, whatever is appended meanwhile
+                segment.db.execute("BEGIN")  # read all pages from one snapshot
                 found = _Copied(first, segment.newest(), segment.seal() is not None)
                 self._pages(segment.db, path.name, _PAGES)
                 return found
@@ -271,8 +274,8 @@ class _Copy:
         try:
             os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         except FileExistsError as error:
-            raise BadConfig(f"{target} is there: {_ANOTHER}") from error
-        self.names.add(name)  # only now: what is another backup's is never deleted
+            raise BadConfig(f"{target} is there: {_CONCURRENT_BACKUP}") from error
+        self.names.add(name)  # only after it was created, so that `discard` never deletes another backup's file
         (size,) = source.execute("PRAGMA page_size").fetchone()
         done = self.done
 
@@ -283,7 +286,7 @@ class _Copy:
 
         (mode,) = source.execute("PRAGMA journal_mode").fetchone()
         with contextlib.closing(connect(target, write=True)) as copy:
-            copy.execute("PRAGMA synchronous=OFF")  # it is synced once, when it is complete
+            copy.execute("PRAGMA synchronous=OFF")  # it is synced once, when complete
             copy_pages(source, copy, pages, report)
             copy.execute(f"PRAGMA journal_mode={mode}")
 
@@ -310,7 +313,7 @@ def _make_empty(target: Path) -> None:
 
 
 def _described(path: Path) -> BackedUpFile:
-    """A complete file's size and hash, once it is on the disk."""
+    """Sync a complete file and return its name, size and hash."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         os.fsync(file.fileno())
@@ -318,7 +321,7 @@ def _described(path: Path) -> BackedUpFile:
 
 
 def _publish(target: Path, manifest: BackupManifest) -> None:
-    """Write the manifest durably, whole or not at all, once the files that it names are there for good."""
+    """Write the manifest, durably and atomically, after the files that it names are durable."""
     sync_directory(target)
     write_atomic(target / MANIFEST, manifest.model_dump_json(indent=1) + "\n", durable=True)
 
@@ -326,18 +329,18 @@ def _publish(target: Path, manifest: BackupManifest) -> None:
 # ---------------------------------------------------------------- copies between databases
 
 
-_ROWS = 500  # per append
+_ROWS_PER_APPEND = 500
 _EVERYTHING: set[type] = {kind.record for kind in KINDS}
 
 OpenTarget = Callable[[Cursor], RowLog]
-"""Opens the target log; if it is created, its first row gets this sequence number."""
+"""Opens the target log; if the log has to be created, its first row gets this sequence number."""
 
 
 async def copy_log(source: RowLog, open_target: OpenTarget, on_row: Callable[[Cursor, Cursor], None]) -> Cursor:
-    """Copy the missing rows; returns the place of the newest row. `on_row` gets the place reached and the last place.
+    """Copy the missing rows and return the newest sequence number. `on_row` is called with the number reached and the last one.
 
-    Rows that the source's retention keeps are kept in the target too. Rows appended to the source meanwhile are not copied, so stop its
-    workers first.
+    Permanent rows below the source's horizon are also copied. Rows appended to the source in the meantime are not, so stop its workers
+    first.
 
     Raises:
         Conflict: the target holds other rows, or the source has dropped rows that the target lacks.
@@ -346,7 +349,7 @@ async def copy_log(source: RowLog, open_target: OpenTarget, on_row: Callable[[Cu
     """
     if source.keys is not None:
         raise BadConfig(
-            "what people wrote is encrypted with keys of this log, which are not copied; it stays where it is"
+            "user text in this log is encrypted with its own keys, which cannot be copied; keep the log where it is"
         )
     end, horizon = source.newest(), await source.horizon()
     with open_target(horizon + 1) as target:
@@ -359,7 +362,7 @@ async def copy_log(source: RowLog, open_target: OpenTarget, on_row: Callable[[Cu
         page: list[tuple[Cursor, Row]] = []
         async for item in source.read(after, _EVERYTHING):
             page.append(item)
-            if len(page) == _ROWS or item[0] == end:
+            if len(page) == _ROWS_PER_APPEND or item[0] == end:
                 await _append(target, page)
                 on_row(page[-1][0], end)
                 page = []
@@ -380,7 +383,7 @@ async def _compare(source: RowLog, target: RowLog, after: Cursor, horizon: Curso
     place, row = theirs[0]
     kind, names = type(row), [identity(row)]
     if await source.places(kind, names) != [place] or await source.find(kind, names) != [row]:
-        raise Conflict(f"row {place} of the log to copy to is no row of this one; name an empty one")
+        raise Conflict(f"row {place} of the log to copy to is not a row of this one; name an empty one")
 
 
 async def _append(target: RowLog, page: list[tuple[Cursor, Row]]) -> None:
@@ -388,5 +391,5 @@ async def _append(target: RowLog, page: list[tuple[Cursor, Row]]) -> None:
     newest = await target.append(*(row for _, row in page))
     if gap or newest != page[-1][0]:
         raise Conflict(
-            f"row {page[-1][0]} came to place {newest}: somebody else writes to the log that is copied to; stop it"
+            f"row {page[-1][0]} got sequence number {newest}: another process writes to the log that is copied to; stop it"
         )

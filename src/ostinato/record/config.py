@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, field_validator
 
 
 class Encrypt(StrEnum):
-    """Whose key is used to encrypt what people wrote."""
+    """Whether user text is encrypted, and with a key per tenant or per user."""
 
     NONE = "none"
     TENANT = "tenant"
@@ -84,9 +84,9 @@ class RecordConfig(BaseModel, frozen=True, extra="forbid"):
 
     @field_validator("namespace")
     @classmethod
-    def _a_schema(cls, namespace: str) -> str:
+    def _check_namespace(cls, namespace: str) -> str:
         if not re.fullmatch(r"(?!pg_)[a-z_][a-z0-9_]{0,62}", namespace):
             raise ValueError(
-                "no name for a schema; use up to 63 of a-z, 0-9 and _, no digit first, and not pg_, which is Postgres's own"
+                "not a valid schema name; use up to 63 of a-z, 0-9 and _, not starting with a digit or with pg_, which Postgres reserves"
             )
         return namespace

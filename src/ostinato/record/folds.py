@@ -1,4 +1,4 @@
-"""Folds of the log on disk: one file per name, compressed JSON with its hash, replaced atomically."""
+"""Saved folds of the log in a directory: one file per name, compressed JSON with its hash, replaced atomically."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ostinato.record.codec.shrink import decompress
 logger = logging.getLogger(__name__)
 
 _FORMAT = "ostinato-fold@1"
-_LONGEST = 1 << 30  # bytes of a fold, decompressed
+_MAX_BYTES = 1 << 30  # of a decompressed fold
 
 
 def pack_fold(cursor: Cursor, state: Mapping[str, Any]) -> bytes:
-    """A fold in its stored form: its hash, then compressed JSON."""
+    """Return a fold in its stored form: the hash of its JSON, then the JSON compressed."""
     plain = json.dumps({"format": _FORMAT, "cursor": cursor, "state": state}, separators=(",", ":")).encode()
     return blake3(plain).digest() + zstandard.ZstdCompressor(level=3).compress(plain)
 
@@ -33,7 +33,7 @@ def pack_fold(cursor: Cursor, state: Mapping[str, Any]) -> bytes:
 def unpack_fold(data: bytes) -> tuple[Cursor, dict[str, Any]]:
     """The inverse of `pack_fold`. Raises ValueError for damaged bytes or another format version."""
     try:
-        plain = decompress(data[32:], _LONGEST)
+        plain = decompress(data[32:], _MAX_BYTES)
         if blake3(plain).digest() != data[:32]:
             raise ValueError("it does not have its promised hash")
         found = json.loads(plain)
@@ -51,7 +51,7 @@ def check_fold_name(name: str) -> None:
 
 
 class FileFolds:
-    """`core.seams.Folds` in a directory. One writer per name.
+    """`core.seams.Folds` in a directory. Each name may have one writer.
 
     Example: ``await FileFolds(run / "folds").save("desk", 812, {"open": []})``
     """
@@ -60,13 +60,14 @@ class FileFolds:
         self._directory = directory
 
     async def save(self, name: str, cursor: Cursor, state: Mapping[str, Any]) -> None:
-        """Save a fold, durably on return. Raises StorageFull; the previous fold then stays."""
+        """Save a fold, durably on return. Raises StorageFull; the previous fold is then untouched."""
         await asyncio.to_thread(self._write, self._path(name), pack_fold(cursor, state))
 
     async def load(self, name: str) -> tuple[Cursor, dict[str, Any]] | None:
-        """The fold saved last. A file that is damaged or has another format version is reported and counts as missing.
+        """Return the fold saved last; None if there is none.
 
-        Raises Unavailable with too many files open: where the log was cut, what a fold has of it cannot be read again.
+        A file that is damaged or has another format version is logged and counts as none. Raises Unavailable if too many files are open:
+        that must not count as none, because rows that retention dropped cannot be folded again.
         """
         path = self._path(name)
         try:

@@ -1,9 +1,9 @@
-"""The keys that encrypt what people wrote, in their own file. Once a key is destroyed, nobody can read its texts again.
+"""The keys that encrypt user text, in a file of their own. Destroying a key makes its texts permanently unreadable (crypto-shredding).
 
-There is one key for each tenant, or for each user of a tenant, and one for each turn whose signals came before it, when its user was
-not known yet. Keys are 256 random bits; values are AES-GCM with 96-bit random nonces, bound to their column and row.
+There is one key per tenant, or per user of a tenant, plus one per turn whose signals came before the turn itself, when its user was not
+known yet. Keys are 256 random bits; values are encrypted with AES-GCM with 96-bit random nonces, bound to their column and row.
 
-`assign_keys` chooses the key of each text that is written; `rekey` rotates the master key, and leaves the rows of the log as they are.
+`assign_keys` chooses the key of each text that is written. `rekey` rotates the master key without touching the rows of the log.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from ostinato.record.codec.turns import KeyDestroyed, Ready
 from ostinato.record.config import Encrypt
 from ostinato.record.sqlite import connect, create, driver, is_busy, transaction, translate, translated
 
-_NONCE = 12
-_CLEAR, _WRAPPED = b"\0", b"\1"  # a stored key's first byte
-# bytes of a master key that are no white space at its ends: fewer of 32 random ones is one case in 20 million
-_LEAST_SECRET = 28
-_CACHED = 20_000  # keys in memory; beyond it all are read again
+_NONCE_BYTES = 12
+_CLEAR, _WRAPPED = b"\0", b"\1"  # first byte of a stored key
+# least bytes of a master key without white space at its ends; 32 random bytes have fewer in one case in 20 million
+_MIN_MASTER_BYTES = 28
+_CACHED = 20_000  # most keys in memory; beyond that the cache is emptied
 _WAIT_S = 5.0
-_BACK_S = 86_400.0  # so long an erasure is told of even if the person came back meanwhile
+_REPORT_S = 86_400.0  # how long a destroyed key is reported even if its owner has a new one
 
 _SCHEMA = (
     "CREATE TABLE keys (id INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL, scope TEXT NOT NULL, secret BLOB, "
@@ -49,7 +49,7 @@ _SCHEMA = (
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The owner of a key: a tenant, a user, or a turn that is not known yet.
+    """The owner of a key: a tenant, a user, or a turn whose user is not known yet.
 
     Example: ``Scope("acme", user="ann")``
     """
@@ -65,7 +65,7 @@ class Scope:
 
 
 class MasterKey:
-    """Wraps the keys of one file, or leaves them as they are if there is no master key (`master` None).
+    """Wraps (encrypts) the keys of one file. Without a master key (`master` None) they are stored as they are.
 
     `field` names the setting or option that `master` comes from. Raises BadConfig for a file that cannot be read or is too short.
     """
@@ -80,14 +80,14 @@ class MasterKey:
         return self._cipher is None
 
     def wrap(self, key: bytes, scope: str) -> bytes:
-        """A key in its stored form."""
+        """Return a key in its stored form."""
         if self._cipher is None:
             return _CLEAR + key
-        nonce = os.urandom(_NONCE)
+        nonce = os.urandom(_NONCE_BYTES)
         return _WRAPPED + nonce + self._cipher.encrypt(nonce, key, scope.encode())
 
     def unwrap(self, stored: bytes, scope: str) -> bytes:
-        """The inverse of `wrap`, also for a key that was never wrapped. Raises BadConfig if it was wrapped with another master key."""
+        """The inverse of `wrap`; also accepts a key that was never wrapped. Raises BadConfig if another master key wrapped it."""
         if stored[:1] == _CLEAR:
             return stored[1:]
         if self._cipher is None:
@@ -95,12 +95,12 @@ class MasterKey:
                 f"the keys in {self._keys} are wrapped with a master key; name its file in record.master_key"
             )
         try:
-            return self._cipher.decrypt(stored[1 : 1 + _NONCE], stored[1 + _NONCE :], scope.encode())
+            return self._cipher.decrypt(stored[1 : 1 + _NONCE_BYTES], stored[1 + _NONCE_BYTES :], scope.encode())
         except InvalidTag as error:
             raise BadConfig(f"{self._field} does not open the keys in {self._keys}; name the right file") from error
 
     def wraps(self, stored: bytes, scope: str) -> bool:
-        """True if the stored key was wrapped with this master key."""
+        """Return True if this master key wrapped the stored key."""
         if self._cipher is None or stored[:1] == _CLEAR:
             return False
         try:
@@ -111,7 +111,7 @@ class MasterKey:
 
 
 class KeyRing:
-    """The key file. Thread-safe; any number of processes may use one file.
+    """The file of keys. Thread-safe; any number of processes may use one file.
 
     Raises BadConfig if the keys are wrapped with another master key; Corrupt, StorageFull, Unavailable.
     """
@@ -128,7 +128,7 @@ class KeyRing:
             self._db = _connected(path)
             self._seen = self._version()
             self._check_schema()
-            self._wrap_clear_ones()
+            self._wrap_clear_keys()
         except driver.Error as error:
             raise translate(error, path) from error
         except OSError as error:
@@ -139,7 +139,7 @@ class KeyRing:
         self._db.close()
 
     def refresh(self) -> None:
-        """Drop cached keys if another process has changed the file. Cheap; called before each batch of rows."""
+        """Empty the key cache if another process has changed the file. Cheap; called before each batch of rows."""
         with self._lock:
             version = self._version()
             if version != self._seen or len(self._ciphers) > _CACHED:
@@ -148,13 +148,13 @@ class KeyRing:
                 self._ciphers.clear()
 
     def numbers(self, scopes: Iterable[Scope]) -> dict[Scope, int]:
-        """The key number of each scope; missing keys are created and stored durably. Raises the driver's error."""
+        """Return the key number of each scope. Missing keys are created, durably on return. Raises the driver's errors."""
         wanted = set(scopes)
         with self._lock:
             unknown = sorted(wanted.difference(self._numbers), key=lambda scope: scope.name)
             if missing := [scope for scope in unknown if not self._find(scope)]:
                 with transaction(self._db):
-                    self._check_master()  # it may have been changed since this process began
+                    self._check_master()  # `rekey` may have changed it since this process started
                     made = [scope for scope in missing if not self._find(scope)]
                     for scope in made:
                         stored = self._master.wrap(AESGCM.generate_key(256), scope.name)
@@ -165,25 +165,25 @@ class KeyRing:
             return {scope: self._numbers[scope] for scope in wanted}
 
     def living(self, scope: Scope) -> int | None:
-        """The number of a scope's key now; None if it has none, or it was destroyed, by this process or another. Raises Unavailable."""
+        """Return the number of a scope's current key; None if it has none, or any process has destroyed it. Raises Unavailable."""
         with self._lock, translated(self._path):
             self.refresh()
             return self._numbers[scope] if scope in self._numbers or self._find(scope) else None
 
-    def conceal(self, number: int, bound: bytes, plain: bytes) -> bytes:
+    def encrypt(self, number: int, associated: bytes, plain: bytes) -> bytes:
         """Encrypt under a key. Raises KeyDestroyed."""
-        nonce = os.urandom(_NONCE)
-        return nonce + self._cipher(number).encrypt(nonce, plain, bound)
+        nonce = os.urandom(_NONCE_BYTES)
+        return nonce + self._cipher(number).encrypt(nonce, plain, associated)
 
-    def reveal(self, number: int, bound: bytes, blob: bytes) -> bytes:
-        """Decrypt. Raises KeyDestroyed; Corrupt for bytes that were damaged or moved to another place."""
+    def decrypt(self, number: int, associated: bytes, blob: bytes) -> bytes:
+        """Decrypt. Raises KeyDestroyed; Corrupt if the bytes were damaged or moved to another column or row."""
         try:
-            return self._cipher(number).decrypt(blob[:_NONCE], blob[_NONCE:], bound)
+            return self._cipher(number).decrypt(blob[:_NONCE_BYTES], blob[_NONCE_BYTES:], associated)
         except InvalidTag as error:
             raise Corrupt(f"what is stored under key {number} was changed; restore the log from a copy") from error
 
     def waiting_turns(self, tenant: str) -> list[str]:
-        """The turns that have their own keys because their signals came first. Raises Unavailable."""
+        """Return the turns that have keys of their own because their signals came first. Raises Unavailable."""
         query = "SELECT scope FROM keys WHERE tenant = ? AND secret IS NOT NULL"
         with self._lock, translated(self._path):
             rows = self._retried(lambda: self._db.execute(query, (tenant,)).fetchall())
@@ -191,23 +191,24 @@ class KeyRing:
         return [turn for _, _, turn in scopes if turn is not None]
 
     def destroyed(self) -> list[tuple[int, Scope]]:
-        """The keys of tenants and users that were ever destroyed, with their numbers, oldest first; but for those that were destroyed
-        more than a day ago of who has a new one. Raises Unavailable.
+        """Return the destroyed keys of tenants and users with their numbers, oldest first. Raises Unavailable.
+
+        A key that was destroyed more than a day ago is left out if its owner has a new one.
         """
         query = (
             "SELECT id, scope FROM keys AS old WHERE secret IS NULL AND (forgotten_at > :since OR NOT EXISTS "
             "(SELECT 1 FROM keys AS new WHERE new.scope = old.scope AND new.secret IS NOT NULL)) ORDER BY id"
         )
-        since = {"since": self.clock() - _BACK_S}
+        since = {"since": self.clock() - _REPORT_S}
         with self._lock, translated(self._path):
             rows = self._retried(lambda: self._db.execute(query, since).fetchall())
         scopes = ((number, Scope(*json.loads(scope))) for number, scope in rows)
         return [(number, scope) for number, scope in scopes if scope.turn is None]
 
     def forget(self, tenant: str, scopes: Sequence[Scope] | None) -> int:
-        """Destroy these keys of a tenant, or all of them; returns how many. The file is rewritten, so that no trace stays in it.
+        """Destroy these keys of a tenant, or all (None), and return how many. The file is rewritten, so that no trace stays in it.
 
-        Raises StorageFull, Unavailable; then call it again.
+        Raises StorageFull, Unavailable; then retry.
         """
         named = json.dumps(None if scopes is None else [scope.name for scope in scopes])
         statement = (
@@ -252,17 +253,19 @@ class KeyRing:
 
     def _check_schema(self) -> None:
         if self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'keys'").fetchone() is None:
-            raise Corrupt(f"{self._path} is no file of keys; restore it from a copy: what they encrypt cannot be read")
+            raise Corrupt(
+                f"{self._path} is not a file of keys; restore it from a copy: what they encrypt cannot be read"
+            )
 
     def _check_master(self) -> None:
-        """Raise BadConfig unless the master key opens a key. One is enough: all are wrapped with the same."""
+        """Raise BadConfig unless the master key unwraps a key. One is enough, because all are wrapped with the same master key."""
         query = "SELECT scope, secret FROM keys WHERE secret IS NOT NULL ORDER BY substr(secret, 1, 1) DESC LIMIT 1"
         found = self._db.execute(query).fetchone()
         if found is not None:
             self._master.unwrap(found[1], found[0])
 
-    def _wrap_clear_ones(self) -> None:
-        """Check the master key, and wrap keys that were created before there was one."""
+    def _wrap_clear_keys(self) -> None:
+        """Check the master key, and wrap keys that were created before there was a master key."""
         self._check_master()
         if self._master.none:
             return
@@ -290,7 +293,7 @@ class KeyRing:
 
 
 def _connected(path: Path) -> Any:
-    """A connection to a file of keys, in which nothing that is deleted leaves a trace."""
+    """Return a connection to a file of keys, in which deleted data leaves no trace."""
     db = connect(path, write=True)
     db.execute("PRAGMA synchronous=EXTRA")
     db.execute("PRAGMA secure_delete=ON")
@@ -307,14 +310,14 @@ def _read_master(path: Path, field: str) -> AESGCM:
         data = path.expanduser().read_bytes()
     except OSError as error:
         raise BadConfig(f"{field}: {path} cannot be read: {error}") from error
-    # without the line feed that an editor adds; random bytes may begin or end with such ones, too
+    # strip the line feed that an editor adds; random bytes may begin or end with white space, too
     secret = data.strip()
-    if len(data) < 32 or len(secret) < _LEAST_SECRET:
+    if len(data) < 32 or len(secret) < _MIN_MASTER_BYTES:
         raise BadConfig(f"{field}: {path} holds {len(secret)} bytes; write 32 or more random ones into it")
     return AESGCM(hashlib.sha256(secret).digest())
 
 
-# ---------------------------------------------------------------- whose key encrypts a text
+# ---------------------------------------------------------------- which key encrypts a text
 
 
 Owners = Mapping[str, tuple[str, str]]
@@ -322,7 +325,7 @@ Owners = Mapping[str, tuple[str, str]]
 
 
 def assign_keys(rows: Sequence[Ready], mode: Encrypt, ring: KeyRing, known: Callable[[Sequence[str]], Owners]) -> None:
-    """Assign each row's text a key; new keys are stored on return. `known` gives the owners of turns in the log."""
+    """Assign a key to each row's text; new keys are durable on return. `known` returns the owners of turns in the log."""
     if mode is Encrypt.NONE:
         return
     ring.refresh()
@@ -339,38 +342,38 @@ def assign_keys(rows: Sequence[Ready], mode: Encrypt, ring: KeyRing, known: Call
 
 
 def _owners(rows: Sequence[Ready], known: Callable[[Sequence[str]], Owners]) -> Owners:
-    """The owners of all turns that signals with text refer to, as far as the turns are known."""
+    """Return the owners of all turns that signals with text refer to, without unknown turns."""
     fresh = {row.row.id: (row.row.tenant, row.row.user) for row in rows if isinstance(row.row, Turn)}
-    told = dict.fromkeys(row.row.turn for row in rows if isinstance(row.row, Signal) and row.said is not None)
-    older = [turn for turn in told if turn not in fresh]
+    referenced = dict.fromkeys(row.row.turn for row in rows if isinstance(row.row, Signal) and row.said is not None)
+    older = [turn for turn in referenced if turn not in fresh]
     return {**fresh, **(known(older) if older else {})}
 
 
 def _scope(mode: Encrypt, signal: Signal, owners: Owners) -> Scope:
-    """The key scope of a signal's text: its turn's user, or the turn itself if the turn is not known yet."""
+    """Return the key scope of a signal's text: its turn's user, or the turn itself if the turn is not known yet."""
     if mode is Encrypt.TENANT:
         return Scope(signal.tenant)
     tenant, user = owners.get(signal.turn, (None, None))
     return Scope(signal.tenant, user=user) if tenant == signal.tenant else Scope(signal.tenant, turn=signal.turn)
 
 
-# ---------------------------------------------------------------- a new master key
+# ---------------------------------------------------------------- rotating the master key
 
 
 NEW_MASTER = "--new-master"
 
 
 def rekey(keys: Path, old: Path | None, new: Path) -> int:
-    """Wrap every key in the file `keys` with the master key in the file `new`; returns how many keys there are.
+    """Wrap every key in the file `keys` with the master key in the file `new`; return how many keys there are.
 
-    `old` is the file of the present master key, None if the keys are not wrapped. All keys change in one transaction, so that a process
-    killed at any instant leaves all of them under one master key; then the file is rewritten, so that no trace of the old wrapping stays in
-    it. Called again, it completes what a killed call began. No other process may use the file: it would go on with the old master key.
+    `old` is the file of the present master key; None if the keys are not wrapped. All keys change in one transaction, so that a process
+    killed at any instant leaves all of them under one master key. Then the file is rewritten, so that no trace of the old wrapping stays.
+    A second call completes what a killed call began. No other process may use the file, because it would keep the old master key.
 
     Raises:
         NotFound: there is no such file.
-        BadConfig: a master key cannot be read or is too short, or neither of the two opens the keys.
-        Corrupt, StorageFull: the file is as it was, or already under the new master key; call it again.
+        BadConfig: a master key cannot be read or is too short, or neither of the two unwraps the keys.
+        Corrupt, StorageFull: the file is either unchanged or already under the new master key; retry.
         Unavailable: another process uses the file.
     """
     before, after = MasterKey(keys, old), MasterKey(keys, new, NEW_MASTER)
@@ -389,7 +392,7 @@ def rekey(keys: Path, old: Path | None, new: Path) -> int:
 
 
 def rewrap(db: Any, before: MasterKey, after: MasterKey) -> int:
-    """Wrap the keys that `after` does not wrap, which `before` opens; returns how many keys there are. Raises BadConfig."""
+    """Unwrap with `before` and wrap with `after` every key not yet under `after`; return how many keys there are. Raises BadConfig."""
     stored = db.execute("SELECT id, scope, secret FROM keys WHERE secret IS NOT NULL").fetchall()
     changed = [
         (after.wrap(before.unwrap(secret, scope), scope), number)

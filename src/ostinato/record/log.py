@@ -1,11 +1,10 @@
-"""The log on SQLite: every turn, signal, reward, batch and release, in one order, durable when `append` returns.
+"""The log on SQLite: every turn, signal, reward, batch and release in one total order, durable when `append` returns.
 
-The log is a directory of segments, each its own database (decision 0007). Several processes may append to a log; within a process one
-thread commits for all callers (`rowlog.py`). Readers never block a writer.
+The log is a directory of segments, each a database of its own (decision 0007). Readers never block a writer.
 
-The transaction that appends rows: finds the open segment, skips rows that the log already holds, closes the segment when it is full. Any
-number of processes may append. Each takes SQLite's write lock on the newest segment and checks, under the lock, whether another process
-has closed it meanwhile. If so it moves on to the next segment, which the first process to get there creates.
+Any number of processes may append; within a process one thread commits for all callers (`rowlog.py`). A transaction takes SQLite's write
+lock on the newest segment, skips rows that the log already holds, and seals the segment when it is full. Under the lock it checks whether
+another process has sealed the segment meanwhile. If so, it moves on to the next segment, which the first process to get there creates.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ from ostinato.record.reader import LogReader
 from ostinato.record.retention import drop_segments, keep_rows
 from ostinato.record.rowlog import RowLog
 from ostinato.record.segment import KEYS, Segment, SegmentGone, create_segment
-from ostinato.record.segment_directory import LogDirectory, OpenSegments, SealedKeys, build
+from ostinato.record.segment_directory import LogDirectory, OpenSegments, SegmentFilters, build_filter
 from ostinato.record.sqlite import driver, is_busy, translate, translated
 
 # ---------------------------------------------------------------- appending
 
 
 class Appender:
-    """Appends rows. Used by one thread.
+    """Appends rows in transactions. Used by one thread.
 
-    Its methods raise the driver's errors and OSError; after one, the next transaction begins with fresh connections.
+    Its methods raise the driver's errors and OSError. After an error, the next transaction begins with fresh connections.
     """
 
     def __init__(
-        self, directory: LogDirectory, config: RecordConfig, clock: Clock, ring: KeyRing | None, sealed: SealedKeys
+        self, directory: LogDirectory, config: RecordConfig, clock: Clock, ring: KeyRing | None, sealed: SegmentFilters
     ) -> None:
         self.name = str(directory.path)
         self.token_text: TokenText | None = None
@@ -58,19 +57,19 @@ class Appender:
         self._texts: dict[int, str] = {}
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the database connections."""
         self._forget_head()
         self._closed.close()
         self._reader.close()
 
     def assign_keys(self, rows: Sequence[Ready]) -> None:
-        """Assign each row's text its key; new keys are on the disk on return. Called before the transaction."""
+        """Assign an encryption key to each row's text. Called before the transaction; new keys are durable on return."""
         if self._ring is not None:
             assign_keys(rows, self._config.encrypt, self._ring, self._reader.owners)
 
     @contextmanager
     def transaction(self, rows: Sequence[Ready]) -> Generator[Head[Segment]]:
-        """The open segment under the write lock; committed at the end, rolled back on an error. Closes segments that are full.
+        """Yield the open segment under the write lock; commit at the end, roll back on an error. Full segments are sealed first.
 
         A busy error (`sqlite.is_busy`) is raised only before anything was written.
         """
@@ -84,11 +83,11 @@ class Appender:
             yield head
             head.segment.db.execute("COMMIT")
         except BaseException:
-            self._forget_head()  # closes its connection, which rolls back, and drops its memory of rows that were not written
+            self._forget_head()  # closes the connection, which rolls back, and drops caches that mention unwritten rows
             raise
 
     def write(self, head: Head[Segment], rows: Sequence[Ready]) -> Cursor:
-        """Write the rows that the log does not hold yet; returns the newest row's place. Called inside the transaction."""
+        """Write the rows that the log does not hold yet and return the newest sequence number. Called inside the transaction."""
         newest = head.segment.newest()
         fresh = self._unseen(head, rows)
         if fresh:
@@ -96,28 +95,28 @@ class Appender:
         return newest + len(fresh)
 
     def waits(self, error: Exception) -> bool:
-        """True if another process holds the lock."""
+        """Return True if another process holds the lock."""
         return is_busy(error)
 
     def refusal(self, error: Exception) -> OstinatoError:
-        """Translate an error of a transaction into the project's own."""
+        """Translate an error of a transaction into an OstinatoError."""
         if isinstance(error, driver.Error):
             return translate(error, self._directory.path)
         if isinstance(error, OSError):
             return StorageFull(f"nothing was written to {self.name}: {error}; free space, then try again")
         return Unavailable(f"rows could not be written to {self.name}: {error!r}")
 
-    # ------------------------------------------------------------ rows that the log already holds
+    # ------------------------------------------------------------ deduplication
 
     def _unseen(self, head: Head[Segment], rows: Sequence[Ready]) -> list[tuple[Ready, int]]:
-        """The rows whose identity is neither in the log nor earlier in the list, with their new keys."""
+        """Return the rows whose identity is neither in the log nor earlier in the list, each with an unused identity key."""
         keys = [row.key for row in rows]
         taken, closed = head.segment.known(keys), self._closed.sealed.holding(keys)
         fresh: dict[tuple[object, ...], tuple[Ready, int]] = {}
         used: set[int] = set()
         for row in rows:
             mark = (row.kind, *row.identity)
-            if mark in fresh or self._is_closed(row, closed) or self._is_kept(row):
+            if mark in fresh or self._in_closed_segment(row, closed) or self._in_permanent_rows(row):
                 continue
             key = row.key
             if key in taken or key in used:
@@ -130,14 +129,14 @@ class Appender:
             fresh[mark] = (row, key)
         return list(fresh.values())
 
-    def _is_closed(self, row: Ready, holding: Mapping[int, list[Cursor]]) -> bool:
+    def _in_closed_segment(self, row: Ready, holding: Mapping[int, list[Cursor]]) -> bool:
         for first in holding.get(row.key, ()):
-            with suppress(SegmentGone):  # then its rows were dropped, or are among the permanent rows
+            with suppress(SegmentGone):  # its rows were dropped, or are now among the permanent rows
                 if self._closed.get(first).place(row.kind, row.identity, row.key)[0] is not None:
                     return True
         return False
 
-    def _is_kept(self, row: Ready) -> bool:
+    def _in_permanent_rows(self, row: Ready) -> bool:
         kept = self._closed.kept() if row.kind.for_ever else None
         return kept is not None and kept.locate(row.kind, row.identity) is not None
 
@@ -156,7 +155,7 @@ class Appender:
             elif self._is_full(head):
                 self._close(head)
             else:
-                if not head.segment.is_current:  # it has no row, or it would be full
+                if not head.segment.is_current:  # empty, because an old format is full from its first row on
                     head.segment.upgrade()
                 return head
 
@@ -177,11 +176,11 @@ class Appender:
         return head.is_full(self._config, self._clock(), head.segment.newest(), size)
 
     def _close(self, head: Head[Segment]) -> None:
-        """Seal the segment permanently and move on to the next."""
+        """Seal the segment and move on to the next."""
         db, rows_of = head.segment.db, head.segment.rows_of
         tables = [kind.table for kind in KINDS if db.execute(f"SELECT 1 FROM {rows_of(kind)} LIMIT 1").fetchone()]
         keys = [key for (key,) in db.execute("SELECT key FROM identities")]
-        seal = (head.segment.newest(), self._clock(), json.dumps(tables), build(keys))
+        seal = (head.segment.newest(), self._clock(), json.dumps(tables), build_filter(keys))
         db.execute("INSERT INTO seal VALUES (1, ?, ?, ?, ?)", seal)
         db.execute("COMMIT")
         with suppress(driver.Error):
@@ -189,7 +188,7 @@ class Appender:
         self._leave(head)
 
     def _leave(self, head: Head[Segment]) -> None:
-        """Leave a closed segment. Creates the next one if there is none."""
+        """Move on from a sealed segment. Create the next one if there is none."""
         seal = head.segment.seal()
         assert seal is not None
         if self._directory.listing().firsts[-1] == head.segment.first:
@@ -203,7 +202,7 @@ class Appender:
 
 
 def first_segment(directory: LogDirectory, clock: Clock, first: Cursor) -> None:
-    """Create the log's first segment, with this first row, if it has none. Refuse a log that this code must not append to.
+    """Create the log's first segment, beginning with row `first`, if there is none. Refuse a log that this code must not append to.
 
     Raises BadConfig, Corrupt, StorageFull, the driver's errors.
     """
@@ -220,7 +219,7 @@ def first_segment(directory: LogDirectory, clock: Clock, first: Cursor) -> None:
 
 
 class SqlLog(RowLog):
-    """The `Log` seam on a directory of SQLite files. Use `open`; call `close` when done, or use it as a context manager.
+    """The `Log` seam on a directory of SQLite files. Create it with `open`; call `close` when done, or use it as a context manager.
 
     Example::
 
@@ -232,7 +231,7 @@ class SqlLog(RowLog):
 
     def __init__(self, directory: LogDirectory, clock: Clock, config: RecordConfig) -> None:
         self._directory = directory
-        ring, sealed = _open_ring(directory.path, config, clock), SealedKeys()
+        ring, sealed = _open_ring(directory.path, config, clock), SegmentFilters()
         reader = LogReader(directory, ring, sealed)
         super().__init__(reader, Appender(directory, config, clock, ring, sealed), ring, config)
 
@@ -240,14 +239,14 @@ class SqlLog(RowLog):
     def open(
         cls, path: Path, clock: Clock = wall_clock, config: RecordConfig | None = None, *, first: Cursor = 1
     ) -> Self:
-        """Open or create the log in the directory `path`. `first` is the first row's sequence number in a log that is created.
+        """Open or create the log in the directory `path`. `first` is the sequence number of the first row if the log is created.
 
-        `clock` measures the age of segments; order never depends on it. Keys, if there are any, are stored beside the directory, in
-        ``<path>-keys.db``, so that a copy of the log alone cannot be decrypted.
+        `clock` measures the age of segments; the order of rows never depends on it. Encryption keys, if there are any, are stored beside
+        the directory, in ``<path>-keys.db``, so that a copy of the log alone cannot be decrypted.
 
         Raises:
-            BadConfig: SQLite is in the corruption range, the log is newer or older than this code reads or belongs to another program,
-                or the master key is the wrong one.
+            BadConfig: this SQLite version can corrupt databases, the log's format is newer or older than this code reads, the directory
+                belongs to another program, or the master key is wrong.
             Corrupt: a file is damaged or not a database.
             StorageFull: the disk has no room for an empty log.
         """

@@ -1,7 +1,8 @@
-"""A cache of one value per person beside the log, under each person's key: what a fold of the log keeps of people.
+"""A cache, beside the log, of one value per person (the per-person state of a fold), each encrypted under the person's key.
 
-It may be deleted at any time, and is then folded anew. A row is found by an HMAC of tenant and user under a secret beside the file, so that
-a copy of the file names nobody. Destroying a person's key (`ostinato forget`) makes their value unreadable in every copy.
+It may be deleted at any time; it is then rebuilt from the log. A row is found by an HMAC of tenant and user, whose secret is stored beside
+the file, so that a copy of the file alone identifies nobody. Destroying a person's key (`ostinato forget`) makes the value unreadable in
+every copy.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from ostinato.record.keys import KeyRing, Scope
 from ostinato.record.sqlite import connect, create, driver, remove, transaction, translate, translated
 
 FORMAT = 1
-_KEY_BYTES = 16  # of a person's key in the file
+_KEY_BYTES = 16  # of a person's row key
 _SECRET_BYTES = 32
-_CROWDED = "crowded "  # and a tenant's key: some of its people's values were dropped for others'
+_CROWDED = "crowded "  # + a tenant's row key: values of some of its people were evicted
 _STATEMENTS = (
-    # `at`: the place in the log up to which the value was changed; `secret`: the number of the key that it lies under
-    # with row ids, as a value of a kilobyte does not fit into a page of an index
+    # `at`: the cursor up to which the value was folded; `secret`: the number of its encryption key.
+    # Not WITHOUT ROWID, because a value of a kilobyte does not fit into a page of an index.
     "CREATE TABLE people (person BLOB PRIMARY KEY, tenant BLOB NOT NULL, at INTEGER NOT NULL, secret INTEGER, value BLOB NOT NULL)",
     "CREATE INDEX people_by_age ON people (tenant, at)",
     "CREATE TABLE state (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
@@ -40,10 +41,10 @@ class SqlPersonCache:
     """`core.seams.PersonCache` in an SQLite file. Reads and writes may come from two threads; one process uses a file.
 
     Args:
-        path: the file; its secret lies beside it, with the suffix ``.key``.
+        path: the file; its HMAC secret is stored beside it, with the suffix ``.key``.
         ring: the log's keys; None if nothing is encrypted.
-        mode: whose key a value lies under.
-        most: people of one tenant at most; beyond them, those whose value has not changed for longest are dropped.
+        mode: whether a value is encrypted under the tenant's key or the user's.
+        most: people per tenant; beyond that, the values that have not changed for longest are evicted.
 
     Raises BadConfig, StorageFull.
 
@@ -67,7 +68,7 @@ class SqlPersonCache:
             raise StorageFull(f"{path} cannot be created: {error}; free space or repair the disk") from error
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the connections."""
         self._read.close()
         self._write.close()
 
@@ -94,14 +95,14 @@ class SqlPersonCache:
         return self._ring.living(Scope(tenant, user=user if self._mode is Encrypt.USER else None))
 
     def load(self, person: Person) -> bytes | None:
-        _, row = self._places(person)
+        _, row = self._row_keys(person)
         with translated(self._path):
             found = self._read.execute("SELECT secret, value FROM people WHERE person = ?", (row,)).fetchone()
-        return None if found is None or found[0] != self.key(person) else self._opened(row, *found)
+        return None if found is None or found[0] != self.key(person) else self._decrypted(row, *found)
 
     def newest(self, tenant: str, most: int, without: Collection[Person] = ()) -> list[bytes]:
         """May be called from any thread."""
-        of, left_out = self._tenant(tenant)[0], {self._places(person)[1] for person in without}
+        of, left_out = self._tenant(tenant)[0], {self._row_keys(person)[1] for person in without}
         found = list[bytes]()
         with translated(self._path):
             if self._ring is not None:
@@ -114,15 +115,15 @@ class SqlPersonCache:
                     if len(found) >= most:
                         break
                     with suppress(Corrupt):
-                        plain = None if person in left_out else self._opened(person, secret, value)
+                        plain = None if person in left_out else self._decrypted(person, secret, value)
                         if plain is not None:
                             found.append(plain)
         return found[::-1]
 
     def write(self, cursor: Cursor, note: str, values: Mapping[Person, PersonValue | None]) -> None:
-        """Nothing is synced: a cache that a power cut sets back is folded on from an earlier place."""
+        """Write without fsync: a cache that a power cut sets back is folded again from its earlier cursor."""
         with translated(self._path):
-            rows = {self._places(person): self._sealed(person, value) for person, value in values.items()}
+            rows = {self._row_keys(person): self._encrypted(person, value) for person, value in values.items()}
             kept = [(row, tenant, *sealed) for (tenant, row), sealed in rows.items() if sealed is not None]
             with transaction(self._write):
                 gone = [(row,) for (_, row), sealed in rows.items() if sealed is None]
@@ -138,20 +139,20 @@ class SqlPersonCache:
             return self._read.execute(query, (self._tenant(tenant)[0],)).fetchone()[0]
 
     def crowded(self, tenant: str) -> bool:
-        """True if a tenant has as many values as it may, or ever had more since `begin` began with other rules. Raises Unavailable."""
+        """Return True if a tenant's cache is full, or had evictions since `begin` last reset it for new rules. Raises Unavailable."""
         query = "SELECT 1 FROM state WHERE name = ?"
         with translated(self._path):
             dropped = self._read.execute(query, (_CROWDED + self._tenant(tenant)[0].hex(),)).fetchone()
         return dropped is not None or self.count(tenant) >= self._most
 
     def pseudonym(self, person: Person) -> str:
-        """A name for a person, 32 hexadecimal digits, that nobody can make without this cache's secret."""
-        return self._places(person)[1].hex()
+        """Return a pseudonym of a person, 32 hexadecimal digits, which cannot be computed without this cache's secret."""
+        return self._row_keys(person)[1].hex()
 
     # ------------------------------------------------------------ rows
 
     def _rules(self, rules: str) -> str:
-        """The rules as they are stored: with another secret no value would be found."""
+        """Return the rules as stored: with a fingerprint of the HMAC secret, because under another secret no value would be found."""
         return f"{rules} {self._tenant('')[0].hex()}"
 
     def _limit(self, tenant: bytes) -> None:
@@ -164,36 +165,36 @@ class SqlPersonCache:
         if dropped.rowcount > 0:
             self._put_state(**{_CROWDED + tenant.hex(): "1"})
 
-    def _opened(self, row: bytes, key: int | None, value: bytes) -> bytes | None:
-        """A stored value; None if its key was destroyed, or if the log has keys and it has none, or the reverse. Raises Corrupt."""
+    def _decrypted(self, row: bytes, key: int | None, value: bytes) -> bytes | None:
+        """Return a stored value; None if its key was destroyed, or if only one of log and value is encrypted. Raises Corrupt."""
         if self._ring is None or key is None:
             return value if self._ring is None and key is None else None
         try:
-            return self._ring.reveal(key, row, value)
+            return self._ring.decrypt(key, row, value)
         except KeyDestroyed:
             return None
 
-    def _sealed(self, person: Person, value: PersonValue | None) -> tuple[Cursor, int | None, bytes] | None:
-        """A value's columns; None if it must not be kept."""
+    def _encrypted(self, person: Person, value: PersonValue | None) -> tuple[Cursor, int | None, bytes] | None:
+        """Return a value's columns; None if it must not be kept."""
         if value is None or value[1] != self.key(person):
             return None
         at, key, plain = value
         if self._ring is None:
             return at, None, plain
-        if key is None:  # the log does not keep this person's words under a key, so there is none for their value
+        if key is None:  # the log has no key for this person's text, so the value cannot be encrypted
             return None
         try:
-            return at, key, self._ring.conceal(key, self._places(person)[1], plain)
+            return at, key, self._ring.encrypt(key, self._row_keys(person)[1], plain)
         except KeyDestroyed:
             return None
 
-    def _places(self, person: Person) -> tuple[bytes, bytes]:
-        """The tenant's and the person's keys in the file."""
+    def _row_keys(self, person: Person) -> tuple[bytes, bytes]:
+        """Return the row keys of the tenant and of the person."""
         tenant, secret = self._tenant(person[0])
         return tenant, hmac.digest(secret, person[1].encode(), "sha256")[:_KEY_BYTES]
 
     def _tenant(self, tenant: str) -> tuple[bytes, bytes]:
-        """A tenant's key in the file, and the secret that the keys of its people are made with."""
+        """Return a tenant's row key, and the HMAC secret for the row keys of its people."""
         digest = hmac.digest(self._secret, tenant.encode(), "sha512")
         return digest[:8], digest[32:]
 
@@ -201,14 +202,14 @@ class SqlPersonCache:
         self._write.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", list(values.items()))
 
     def _open(self) -> tuple[Any, Any]:
-        """Two connections to the file; one that is damaged or has another format is made anew."""
+        """Return a read and a write connection to the file; recreate a file that is damaged or has another format."""
         for attempt in range(2):
             create(self._path, _build)
             try:
                 read, write = connect(self._path, write=False), connect(self._path, write=True)
                 if read.execute("PRAGMA user_version").fetchone() == (FORMAT,):
                     read.execute("SELECT count(*) FROM state").fetchone()
-                    # with a write-ahead log: nothing is torn, and no commit waits
+                    # with a WAL this risks recent commits in a power cut but no corruption, and commits need no fsync
                     write.execute("PRAGMA synchronous=NORMAL")
                     return read, write
                 read.close()
@@ -217,24 +218,24 @@ class SqlPersonCache:
                 if attempt or not isinstance(translate(error, self._path), Corrupt):
                     raise
             remove(self._path)
-        raise Corrupt(f"{self._path} cannot be made; remove it")
+        raise Corrupt(f"{self._path} cannot be created; remove it")
 
 
 class PersonCacheView(SqlPersonCache):
-    """The cache in a file as it is at the opening, beside the process that uses the file: what is written stays in memory. Where there is
-    no file, or one that cannot be read, there are no values.
+    """A snapshot of the cache beside the process that uses the file; writes stay in memory.
 
+    It is empty if the file is missing or cannot be read.
     Example: ``PersonCacheView(run / "folds" / "people.sqlite", ring, Encrypt.USER)``
     """
 
     def __init__(self, path: Path, ring: KeyRing | None, mode: Encrypt) -> None:
         self._path, self._ring, self._mode = path, None if mode is Encrypt.NONE else ring, mode
-        self._told = dict[Person, PersonValue | None]()
+        self._written = dict[Person, PersonValue | None]()
         self._secret, self._read = secrets.token_bytes(_SECRET_BYTES), None
         with suppress(driver.Error, OSError, ValueError):
             secret = bytes.fromhex(path.with_suffix(".key").read_text())
             read = connect(path, write=False)
-            read.execute("BEGIN")  # all later reads see what the first one sees
+            read.execute("BEGIN")  # all later reads see the snapshot of the first one
             if read.execute("PRAGMA user_version").fetchone() == (FORMAT,):
                 read.execute("SELECT count(*) FROM state").fetchone()
                 self._secret, self._read = secret, read
@@ -250,27 +251,27 @@ class PersonCacheView(SqlPersonCache):
                 return int(state["cursor"]), state["note"]
             self._read.close()
             self._read = None
-        self._told.clear()
+        self._written.clear()
         return 0, ""
 
     def load(self, person: Person) -> bytes | None:
-        if person in self._told:
-            told = self._told[person]
-            return None if told is None or told[1] != self.key(person) else told[2]
+        if person in self._written:
+            written = self._written[person]
+            return None if written is None or written[1] != self.key(person) else written[2]
         return None if self._read is None else super().load(person)
 
     def write(self, cursor: Cursor, note: str, values: Mapping[Person, PersonValue | None]) -> None:
-        self._told.update(values)
+        self._written.update(values)
 
     def people(self) -> int:
-        """How many people have a value."""
+        """Return how many people have a value."""
         if self._read is None:
-            return sum(told is not None for told in self._told.values())
+            return sum(written is not None for written in self._written.values())
         count = self._read.execute("SELECT count(*) FROM people").fetchone()[0]
-        for person, told in self._told.items():
-            row = (self._places(person)[1],)
+        for person, written in self._written.items():
+            row = (self._row_keys(person)[1],)
             known = self._read.execute("SELECT 1 FROM people WHERE person = ?", row).fetchone() is not None
-            count += (told is not None) - known
+            count += (written is not None) - known
         return count
 
 
@@ -280,7 +281,7 @@ def _build(db: Any) -> None:
 
 
 def _secret(path: Path) -> bytes:
-    """The secret in a file, made once. A file that was cut off is replaced, after which the values are found no longer."""
+    """Return the secret in a file, created if missing. A truncated file is replaced; existing values are then no longer found."""
     with suppress(FileNotFoundError, ValueError):
         secret = bytes.fromhex(path.read_text())
         if len(secret) == _SECRET_BYTES:

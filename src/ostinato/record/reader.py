@@ -1,4 +1,4 @@
-"""Reads the log across its segments, from any cursor."""
+"""Reads the log across its segments, from any cursor on."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ostinato.core.seams import Cursor
 from ostinato.record.codec.kinds import TURNS, Kind, key_of
 from ostinato.record.keys import KeyRing
 from ostinato.record.segment import END, Segment, SegmentGone
-from ostinato.record.segment_directory import LogDirectory, OpenSegments, SealedKeys
+from ostinato.record.segment_directory import LogDirectory, OpenSegments, SegmentFilters
 from ostinato.record.sqlite import driver, is_busy, translate
 
-PAGE = 256  # rows of each kind that a reader holds at once
-_WAIT_S = 5.0  # a reader waits only while a database is recovered or checkpointed
+PAGE = 256  # rows of each kind read at once
+_WAIT_S = 5.0  # a reader waits only while a database is being recovered or checkpointed
 
 Found = list[tuple[Cursor, Row]]
 T = TypeVar("T")
 
 
 class LogReader:
-    """Answers queries about the log. Thread-safe; one query at a time. Never blocks a writer."""
+    """Answers queries about the log. Thread-safe: one query at a time. Never blocks a writer."""
 
-    def __init__(self, directory: LogDirectory, ring: KeyRing | None, sealed: SealedKeys) -> None:
+    def __init__(self, directory: LogDirectory, ring: KeyRing | None, sealed: SegmentFilters) -> None:
         self._directory = directory
         self._ring = ring
         self._segments = OpenSegments(directory, ring, sealed)
@@ -40,43 +40,43 @@ class LogReader:
             self._segments.close()
 
     def newest(self) -> Cursor:
-        """The place of the newest row; 0 for an empty log."""
+        """Return the sequence number of the newest row; 0 for an empty log."""
         return self._ask(lambda: self._segments.newest().newest())
 
     def horizon(self) -> Cursor:
-        """The place up to which retention has dropped rows, apart from the permanent ones; 0 if there is none."""
+        """Return the sequence number up to which retention has dropped rows, apart from permanent ones; 0 if none."""
         return self._ask(lambda: self._segments.listing(again=True).horizon)
 
     def page(self, kinds: Collection[Kind], after: Cursor, end: Cursor) -> tuple[Found, Cursor]:
-        """The next rows above `after` of these kinds, in order, and the place up to which no row is left unread."""
+        """Return the next rows of these kinds above `after`, in order, and the cursor up to which all of them have been read."""
         return self._ask(lambda: self._page(kinds, after, end))
 
     def find(self, kind: Kind, identities: Sequence[Identity]) -> dict[Identity, Row]:
-        """The rows with these identities, as far as they exist."""
+        """Return the rows with these identities, without unknown ones."""
         return self._ask(lambda: self._find(kind, identities, lambda segment, place: segment.row(kind, place)))
 
     def places(self, kind: Kind, identities: Sequence[Identity]) -> dict[Identity, Cursor]:
-        """The places of the rows with these identities, as far as they exist."""
+        """Return the sequence numbers of the rows with these identities, without unknown ones."""
         return self._ask(lambda: self._find(kind, identities, lambda _, place: place))
 
     def owners(self, turns: Sequence[str]) -> dict[str, tuple[str, str]]:
-        """The tenant and the user of each of these turns, as far as they exist. Decrypts nothing."""
+        """Return the tenant and the user of each of these turns, without unknown ones. Decrypts nothing."""
         identities = [(turn,) for turn in turns]
         found = self._ask(lambda: self._find(TURNS, identities, lambda segment, place: segment.owner(place)))
         return {str(turn): owner for (turn, *_), owner in found.items()}
 
     def tail(self, n: int, kinds: Collection[Kind]) -> Found:
-        """The newest `n` rows of these kinds, in log order."""
+        """Return the newest `n` rows of these kinds, in log order."""
         return self._ask(lambda: self._tail(n, kinds))
 
     def before_last(self, count: int, kind: Kind) -> Cursor:
-        """The place above which the newest `count` (at least 1) rows of a kind lie; 0 if there are fewer. Reads none of them."""
+        """Return the cursor above which the newest `count` (>= 1) rows of a kind lie; 0 if there are fewer. Decodes no row."""
         return self._ask(lambda: self._before_last(count, kind))
 
-    # ------------------------------------------------------------ one query
+    # ------------------------------------------------------------ queries
 
     def _ask(self, question: Callable[[], T]) -> T:
-        """Run a query, again if a segment was dropped meanwhile or a database is being recovered."""
+        """Run a query. Retry if a segment was dropped in the meantime or a database is being recovered."""
         deadline = time.monotonic() + _WAIT_S
         with self._lock:
             while True:
@@ -112,7 +112,7 @@ class LogReader:
     def _find(
         self, kind: Kind, identities: Sequence[Identity], look: Callable[[Segment, Cursor], T | None]
     ) -> dict[Identity, T]:
-        """The results of `look` at the places of the rows with these identities."""
+        """Return the results of `look` for the rows with these identities, without None."""
         keys = {identity: key_of(kind, identity) for identity in identities}
 
         def seen(segment: Segment, wanted: Collection[Identity]) -> dict[Identity, T]:
@@ -129,7 +129,7 @@ class LogReader:
                 for first in holding.get(keys[identity], ()):
                     if identity in found:
                         break
-                    with suppress(SegmentGone):  # its row was dropped too, or is among the permanent rows
+                    with suppress(SegmentGone):  # its row was dropped, or is now among the permanent rows
                         found |= seen(self._segments.get(first), [identity])
         kept = self._segments.kept() if kind.for_ever and len(found) < len(keys) else None
         if kept is not None:
@@ -156,7 +156,7 @@ class LogReader:
                     return place
                 count -= found
         kept = self._segments.kept() if kind.for_ever else None
-        # a segment that is about to be dropped has its permanent rows in both places
+        # a segment that is about to be dropped has its permanent rows in both files, so count only up to the horizon
         return 0 if kept is None else kept.before_last(count, kind, self._segments.listing().horizon)[0] or 0
 
 
@@ -170,7 +170,7 @@ def _present(segment: Segment, kinds: Collection[Kind]) -> list[Kind]:
 
 
 def _rows(segment: Segment, kinds: Collection[Kind], after: Cursor, upto: Cursor) -> tuple[Found, Cursor]:
-    """A page of one segment's rows, in order, and the place up to which it reaches."""
+    """Return a page of one segment's rows, in order, and the cursor up to which it reaches."""
     stored: list[tuple[Kind, Any]] = []
     for kind in kinds:
         rows = segment.fetch(kind, after, upto, PAGE)

@@ -1,6 +1,6 @@
-"""Installs a backup of a log: checked file by file, then put in place by renaming, with every key that was forgotten since destroyed.
+"""Installs a backup of a log: checks every file, destroys the keys that were destroyed since the backup, and renames it into place.
 
-The keys are brought up to date in memory, so that one that was forgotten is never written to the run's disk again.
+The keys are updated in memory, so that a key destroyed since the backup is never written to the run's disk again.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from ostinato.record.segment import open_segment
 from ostinato.record.segment_directory import LogDirectory
 from ostinato.record.sqlite import connect, driver, is_busy, load, translate, translated
 
-# ---------------------------------------------------------------- what killed restorations leave
+# ---------------------------------------------------------------- leftovers of killed restores
 
 
 def restoring(log: Path) -> Path:
-    """Where the log that will lie in the directory `log` is assembled."""
+    """Return the directory in which the log that `log` will hold is assembled."""
     return log.with_name(f".{log.name}.restoring")
 
 
 def replaced(log: Path) -> Path:
-    """Where the empty log goes that the restored one replaces."""
+    """Return where the empty log is moved that the restored one replaces."""
     return log.with_name(f".{log.name}.replaced")
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory, if it is there. Raises OSError."""
+    """Remove a directory if it exists. Raises OSError."""
     if path.exists():
         shutil.rmtree(path)
 
 
 def sweep_restorations(log: Path, before: float) -> list[str]:
-    """Remove what killed restorations of a log left, if it was last written before the time `before`.
+    """Remove what killed restores of a log left behind and last wrote before the time `before`.
 
-    Returns the names of the removed directories. Raises OSError.
+    Return the names of the removed directories. Raises OSError.
     """
     gone: list[str] = []
     for path in (restoring(log), replaced(log)):
@@ -58,8 +58,8 @@ def sweep_restorations(log: Path, before: float) -> list[str]:
 
 
 OLD_MASTER = "--old-master"
-_CHUNK = 4 << 20
-_WAIT_S = 5.0  # for a process that changes the run's keys
+_CHUNK_BYTES = 4 << 20
+_WAIT_S = 5.0  # for a process that is changing the run's keys
 
 
 def restore(
@@ -73,20 +73,22 @@ def restore(
     *,
     old_master: Path | None = None,
 ) -> tuple[BackupManifest, int]:
-    """Install the backup in `source` as the log in `log` and its file of keys `keys`; returns its manifest and how many keys it destroyed.
+    """Install the backup in `source` as the log `log` with the file of keys `keys`; return its manifest and how many keys were destroyed.
 
-    A key that was destroyed in the present file `keys`, or in one of the files `others`, is destroyed in the restored one, so that what was
-    forgotten after the backup stays forgotten. Keys that the present file has beyond the backup's are kept, so that a log that was moved
-    away can still be read. Killed at any instant, it leaves no log or the whole of it; call it again to complete it. No process may append
-    to the log; one that would forget somebody waits, then fails. `master` is the file of the master key that wraps the keys, which is
-    checked. `old_master` is the file of the master key that wrapped the backup's keys before `rekey`; they are wrapped with `master` again.
-    `before_install` is called once the backup is known to be whole, before anything of the run is changed.
+    A key that is destroyed in the present file `keys`, or in one of the files `others`, is destroyed in the restored one, so that what was
+    forgotten after the backup stays forgotten. Keys that only the present file has are kept, so that a log that was moved away stays
+    readable. Killed at any instant, it leaves either no log or the whole of it; call it again to complete it. No process may append to the
+    log; a concurrent `forget` waits, then fails.
+
+    `master` is the file of the master key that wraps the keys, which is checked. `old_master` is the file of the master key that wrapped
+    the backup's keys before `rekey`; they are wrapped again with `master`. `before_install` is called once the whole backup is verified,
+    before anything of the run is changed.
 
     Raises:
         NotFound: `source` holds no complete backup.
-        Conflict: a log with rows is there.
+        Conflict: a log with rows exists.
         Corrupt: a file of the backup is missing, damaged, or not what the manifest says.
-        BadConfig: the backup or a segment has a newer format; the master key is the wrong one; or a file of keys is of another log.
+        BadConfig: the backup or a segment has a newer format, the master key is wrong, or a file of keys belongs to another log.
         Unavailable: another process uses the file of keys.
         StorageFull: nothing was installed.
     """
@@ -99,7 +101,7 @@ def restore(
         _copy_files(source, manifest, fresh.path, on_bytes)
         _check_segments(source, manifest, fresh)
         has_keys = any(file.name == KEYS for file in manifest.files)
-        with _held(keys if has_keys else None):
+        with _locked_keys(keys if has_keys else None):
             destroyed = 0
             if has_keys:
                 destroyed = _restore_keys(source / KEYS, fresh.path / KEYS, keys, others, master, old_master)
@@ -116,11 +118,11 @@ def restore(
     return manifest, destroyed
 
 
-# ---------------------------------------------------------------- restoring
+# ---------------------------------------------------------------- the log to be replaced
 
 
 def refuse_rows(log: LogDirectory) -> None:
-    """Raise Conflict if there is a log with rows, or one that cannot be read; BadConfig for a link in its place."""
+    """Raise Conflict if a log exists that has rows or cannot be read; BadConfig if the directory is a link."""
     if log.path.is_symlink():
         raise BadConfig(f"{log.path} is a link, which a restored log would replace; remove it, then restore")
     if not log.path.is_dir():
@@ -142,11 +144,11 @@ def _is_empty(path: Path) -> bool:
         return segment.newest() < segment.first and segment.seal() is None
 
 
-# ---------------------------------------------------------------- the files
+# ---------------------------------------------------------------- copying and verifying the files
 
 
 def _copy_files(source: Path, manifest: BackupManifest, target: Path, on_bytes: OnBytes) -> None:
-    """Copy every file but the keys, which are only checked. Raises Corrupt, OSError."""
+    """Copy every file except the keys, which are only verified. Raises Corrupt, OSError."""
     done, total = 0, sum(file.size for file in manifest.files)
     for file in manifest.files:
         try:
@@ -168,10 +170,10 @@ def _copy_file(path: Path, expected: BackedUpFile, target: Path) -> None:
 
 
 def _read_file(path: Path, expected: BackedUpFile, write: Callable[[bytes], object]) -> None:
-    """Read a file; what is written, and not what is read later, has the promised size and hash. Raises Corrupt, OSError."""
+    """Read a file once and pass its bytes to `write`, verifying the same bytes against size and hash. Raises Corrupt, OSError."""
     digest, size = hashlib.sha256(), 0
     with open_plain(path) as file:
-        while size <= expected.size and (data := file.read(_CHUNK)):
+        while size <= expected.size and (data := file.read(_CHUNK_BYTES)):
             digest.update(data)
             size += len(data)
             write(data)
@@ -182,7 +184,7 @@ def _read_file(path: Path, expected: BackedUpFile, write: Callable[[bytes], obje
 
 
 def _check_segments(source: Path, manifest: BackupManifest, fresh: LogDirectory) -> None:
-    """Raise Corrupt unless the segments follow one another from the manifest's first row to its last; BadConfig for a newer format."""
+    """Raise Corrupt unless the segments are contiguous from the manifest's first row to its last; BadConfig for a newer format."""
     firsts = fresh.listing().firsts
     ends: list[tuple[int, int]] = []
     for first in firsts:
@@ -198,12 +200,12 @@ def _check_segments(source: Path, manifest: BackupManifest, fresh: LogDirectory)
         raise Corrupt(f"the segments in {source} are not the rows that its manifest says; name another backup")
 
 
-# ---------------------------------------------------------------- the keys
+# ---------------------------------------------------------------- merging the keys
 
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """A row of a file of keys. `secret`: as stored; None once it is destroyed."""
+    """A row of a file of keys. `secret`: the key as stored; None once it is destroyed."""
 
     id: int
     tenant: str
@@ -213,10 +215,10 @@ class _Key:
 
 
 @contextmanager
-def _held(keys: Path | None) -> Generator[None]:
-    """Keep every process from changing a file of keys inside the block, if there is one. Raises Unavailable, Corrupt.
+def _locked_keys(keys: Path | None) -> Generator[None]:
+    """Lock a file of keys, if it exists, against changes while the block runs. Raises Unavailable, Corrupt.
 
-    A process that waited meanwhile fails if the file was replaced: SQLite refuses to change one that has lost its name.
+    A process that waited for the lock fails if the file was replaced, because SQLite refuses to write to an unlinked database.
     """
     if keys is None or not keys.exists():
         yield
@@ -246,15 +248,15 @@ def _begin(db: Any, keys: Path) -> None:
 def _restore_keys(
     backup: Path, target: Path, keys: Path, others: Sequence[Path], master: Path | None, old_master: Path | None
 ) -> int:
-    """Write the backup's keys to `target`, brought up to date with the run's and the other files; returns how many it destroyed."""
+    """Write the backup's keys to `target`, merged with the run's and the other files; return how many were destroyed."""
     with translated(backup):
         loaded = load(backup)
     with closing(loaded) as db, translated(target):
-        secrets = _opened_backup(db, backup, master, old_master)
-        count = _take_over(db, keys, secrets, MasterKey(keys, master)) if keys.exists() else 0
+        secrets = _unwrap_backup(db, backup, master, old_master)
+        count = _merge_present(db, keys, secrets, MasterKey(keys, master)) if keys.exists() else 0
         count += sum(_destroy(db, _read(db, other)) for other in others if other.exists())
         present = MasterKey(target, master)
-        if not present.none:  # keys that were created before there was a master key
+        if not present.none:  # wrap keys that were created before there was a master key
             rewrap(db, present, present)
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         db.execute("VACUUM INTO ?", (str(target),))
@@ -266,31 +268,31 @@ def _stored(db: Any) -> list[_Key]:
 
 
 def _read(db: Any, other: Path) -> list[_Key]:
-    """The keys in another file of the same log. Raises BadConfig for another log's, Corrupt, Unavailable."""
+    """Return the keys in another file of the same log. Raises BadConfig if it belongs to another log, Corrupt, Unavailable."""
     with translated(other), closing(connect(other, write=False)) as found:
         keys = _stored(found)
     known = dict(db.execute("SELECT id, scope FROM keys"))
     if any(known.get(key.id, key.scope) != key.scope for key in keys):
-        raise _foreign(other)
+        raise _other_log(other)
     return keys
 
 
-def _foreign(other: Path) -> BadConfig:
+def _other_log(other: Path) -> BadConfig:
     return BadConfig(
         f"{other} is the file of keys of another log; move it away, or name the one that belongs to the backup"
     )
 
 
-def _opened(keys: Sequence[_Key], master: MasterKey) -> dict[int, bytes]:
-    """The keys that are not destroyed, by their numbers. Raises BadConfig unless the master key opens all of them."""
+def _unwrap_all(keys: Sequence[_Key], master: MasterKey) -> dict[int, bytes]:
+    """Return {number: key} of keys that are not destroyed. Raises BadConfig unless the master key unwraps all of them."""
     return {key.id: master.unwrap(key.secret, key.scope) for key in keys if key.secret is not None}
 
 
-def _opened_backup(db: Any, backup: Path, master: Path | None, old_master: Path | None) -> dict[int, bytes]:
-    """The backup's keys; those that only the old master key opens are wrapped with the present one again. Raises BadConfig."""
+def _unwrap_backup(db: Any, backup: Path, master: Path | None, old_master: Path | None) -> dict[int, bytes]:
+    """Return {number: key} of the backup. If only the old master key unwraps them, wrap them with the present one. Raises BadConfig."""
     keys, present = _stored(db), MasterKey(backup, master)
     try:
-        return _opened(keys, present)
+        return _unwrap_all(keys, present)
     except BadConfig as error:
         if present.none:
             raise
@@ -298,40 +300,40 @@ def _opened_backup(db: Any, backup: Path, master: Path | None, old_master: Path 
             raise BadConfig(
                 f"{error}; if `ostinato log rekey` changed the master key since the backup, name the old one's file with {OLD_MASTER}"
             ) from error
-    secrets = _opened(keys, MasterKey(backup, old_master, OLD_MASTER))
+    secrets = _unwrap_all(keys, MasterKey(backup, old_master, OLD_MASTER))
     wrapped = [(present.wrap(secrets[key.id], key.scope), key.id) for key in keys if key.secret is not None]
     db.executemany("UPDATE keys SET secret = ? WHERE id = ?", wrapped)
     return secrets
 
 
-def _take_over(db: Any, keys: Path, secrets: dict[int, bytes], master: MasterKey) -> int:
-    """Destroy what is destroyed in the run's present file, and keep the keys that only it has; returns how many it destroyed.
+def _merge_present(db: Any, keys: Path, secrets: dict[int, bytes], master: MasterKey) -> int:
+    """Destroy the keys that are destroyed in the run's present file, and add those that only it has. Return how many were destroyed.
 
-    `secrets`: the backup's keys by their numbers.
+    `secrets`: the backup's keys, as {number: key}.
     """
     present = _read(db, keys)
     try:
-        found = _opened(present, master)
+        found = _unwrap_all(present, master)
     except BadConfig as error:
         raise BadConfig(
-            f"record.master_key opens the keys of the backup, but not those in {keys}, which would be lost: if `ostinato log rekey` made "
-            f"them so, set record.master_key to its new file and name the old one's with {OLD_MASTER}; or move {keys} away, keep it, and "
-            "name it with --keys, so that what was forgotten stays forgotten"
+            f"record.master_key opens the keys of the backup, but not those in {keys}, which would be lost: if `ostinato log rekey` "
+            f"changed their master key, set record.master_key to its file and name the old one's with {OLD_MASTER}; or move {keys} away, "
+            "keep it, and name it with --keys, so that what was forgotten stays forgotten"
         ) from error
     if any(secrets.get(number, secret) != secret for number, secret in found.items()):
-        raise _foreign(keys)
+        raise _other_log(keys)
     count = _destroy(db, present)
     known = {number for (number,) in db.execute("SELECT id FROM keys")}
     only_here = [(key.id, key.tenant, key.scope, key.secret) for key in present if key.id not in known]
     try:
         db.executemany("INSERT INTO keys (id, tenant, scope, secret) VALUES (?, ?, ?, ?)", only_here)
-    except driver.IntegrityError as error:  # the owner has another key in the backup
-        raise _foreign(keys) from error
+    except driver.IntegrityError as error:  # the backup has another key for the same owner
+        raise _other_log(keys) from error
     return count
 
 
 def _destroy(db: Any, keys: Sequence[_Key]) -> int:
-    """Destroy the keys that are destroyed in another file; returns how many. Numbers of keys are never used again."""
+    """Destroy the keys that are destroyed in another file; return how many. Key numbers are never reused."""
     forgotten = [(key.id, key.tenant, key.scope, key.forgotten_at) for key in keys if key.secret is None]
     numbers = json.dumps([key[0] for key in forgotten])
     count = db.execute(
@@ -342,7 +344,7 @@ def _destroy(db: Any, keys: Sequence[_Key]) -> int:
         "ON CONFLICT (id) DO UPDATE SET forgotten_at = excluded.forgotten_at",
         forgotten,
     )
-    if keys:  # so that a key made from now on cannot be taken for one of these
+    if keys:  # so that no future key gets a number that this file has used
         newest = (max(key.id for key in keys),)
         if not db.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'keys'", newest).rowcount:
             db.execute("INSERT INTO sqlite_sequence VALUES ('keys', ?)", newest)
@@ -353,12 +355,12 @@ def _destroy(db: Any, keys: Sequence[_Key]) -> int:
 
 
 def _install(fresh: Path, log: LogDirectory, keys: Path) -> None:
-    """Put the keys in place, then the log, whose appearance completes it. An empty log in its place is removed."""
+    """Put the keys in place, then the log, whose rename completes the restore. An empty log in its place is removed."""
     restored = fresh / KEYS
     if restored.exists():
         with restored.open("rb") as file:
             os.fsync(file.fileno())
-        for suffix in ("-journal", "-wal", "-shm"):  # they would be applied to the new file
+        for suffix in ("-journal", "-wal", "-shm"):  # SQLite would apply them to the new file
             keys.with_name(keys.name + suffix).unlink(missing_ok=True)
         restored.replace(keys)
         sync_directory(keys.parent)

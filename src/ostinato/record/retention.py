@@ -1,4 +1,4 @@
-"""Drops old segments. Their steps, releases, contracts, alarms and bases are first copied out durably, and are kept for ever."""
+"""Drops old segments. Rows of permanent kinds (`FOR_EVER`) are first copied, durably, to a file that is kept for ever."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ DAY_S = 86_400.0
 
 
 def drop_segments(directory: LogDirectory, now: float, retain_days: float, keep_after: Cursor) -> int:
-    """Drop the segments that were closed more than `retain_days` ago and have no row above `keep_after`; returns how many.
+    """Drop the segments that were closed more than `retain_days` ago and have no row above `keep_after`; return how many.
 
     Segments are dropped strictly oldest first, so that the log has no gap. Safe alongside readers, writers, other callers and kill -9:
-    a segment's file is deleted after its permanent rows are on the disk elsewhere, and counts until then. A segment in use is left for
-    the next call. `closed_at` decides when a segment counts as closed.
+    a segment's file is deleted only after its permanent rows are durable elsewhere, and counts until then. A segment in use is left for
+    the next call. `closed_at` decides when a segment was closed.
 
     Raises StorageFull, Unavailable, Corrupt; segments dropped before the error stay dropped.
     """
@@ -43,16 +43,18 @@ def drop_segments(directory: LogDirectory, now: float, retain_days: float, keep_
         if not is_busy(error):
             raise translate(error, directory.path) from error
     except OSError as error:
-        raise StorageFull(f"{directory.path} could not be thinned: {error}; free space, then try again") from error
+        raise StorageFull(
+            f"old rows of {directory.path} could not be dropped: {error}; free space, then try again"
+        ) from error
     return dropped
 
 
 def closed_at(seals: Sequence[float | None], now: float) -> list[float | None]:
-    """The latest time at which each segment can have been closed, oldest segment first; None if unknown. `seals` are the claimed times.
+    """Return the latest time at which each segment can have been closed, oldest first; None if unknown. `seals` are the recorded times.
 
-    A clock may have been ahead or behind for a while. Times in the future are ignored, and of the rest the largest subset that is in
-    order is believed. A segment in between counts as closed when the next believed one was. So a single seal of 2030 delays no other
-    segment, and a single seal of 1970 makes no other segment old.
+    The clock may have been ahead or behind for a while. Times in the future are ignored; of the rest, the longest non-decreasing
+    subsequence is believed. A segment whose time is not believed counts as closed when the next believed one was. Thus a single seal of
+    2030 delays no other segment, and a single seal of 1970 makes no other segment old.
 
     Example: ``closed_at([1.0, 9.0, 3.0, 0.5, 4.0, 99.0, None], now=50.0) == [1.0, 3.0, 3.0, 4.0, 4.0, None, None]``
     """
@@ -67,7 +69,7 @@ def closed_at(seals: Sequence[float | None], now: float) -> list[float | None]:
 
 
 def _in_order(times: Mapping[int, float]) -> set[int]:
-    """The indices of the largest ordered set of times. Ties prefer late times: better to keep a segment too long than to lose it."""
+    """Return the indices of the longest ordered subsequence. Ties prefer late times: better to keep a segment too long than to lose it."""
     # latest[n - 1]: the latest time, negated, that an ordered set of n times can begin with
     latest: list[float] = []
     begins: list[int] = []  # the index of that time
@@ -86,7 +88,7 @@ def _in_order(times: Mapping[int, float]) -> set[int]:
 
 
 def _seal_of(directory: LogDirectory, first: Cursor) -> float | None:
-    """When a segment claims it was closed; None if it is open, gone or damaged (damage is reported when the segment is dropped)."""
+    """Return when a segment records that it was closed; None if it is open, gone or damaged (damage is reported when it is dropped)."""
     try:
         with open_segment(directory.segment(first)) as segment:
             seal = segment.seal()
@@ -99,27 +101,27 @@ def _drop(directory: LogDirectory, first: Cursor, keep_after: Cursor, *, old: bo
     try:
         with open_segment(directory.segment(first), write=True) as segment:
             seal = segment.seal()
-            # an open segment before the newest was left by a process that was stopped while it created it: it is empty
+            # an open segment before the newest is empty: a process was killed while creating it
             needed = segment.newest() >= first if seal is None else not old or seal.last > keep_after
-            if needed or not _put_away(segment):
+            if needed or not _checkpoint(segment):
                 return False
             if seal is not None:
                 _copy(directory, segment, [kind for kind in FOR_EVER if kind.table in seal.tables], seal.last)
-    except SegmentGone:  # another process was quicker
+    except SegmentGone:  # another process dropped it
         return True
     directory.drop(first)
     sync_directory(directory.path)
     return True
 
 
-def _put_away(segment: Segment) -> bool:
-    """Checkpoint a segment into its single file, so that readers that have it open still see all of it after it is unlinked."""
+def _checkpoint(segment: Segment) -> bool:
+    """Move a segment's WAL into its file, so that readers that have it open see all of it after the unlink. False if it is in use."""
     busy, _, _ = segment.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     return not busy
 
 
 def _copy(directory: LogDirectory, segment: Segment, kinds: list[Kind], last: Cursor) -> None:
-    """Copy the permanent rows into the file of permanent rows, each at its place."""
+    """Copy a segment's permanent rows into the file of permanent rows, with their sequence numbers."""
     for kind in kinds:
         after = 0
         while rows := segment.fetch(kind, after, last, PAGE):
@@ -128,7 +130,7 @@ def _copy(directory: LogDirectory, segment: Segment, kinds: list[Kind], last: Cu
 
 
 def keep_rows(directory: LogDirectory, rows: Sequence[tuple[Cursor, Row]]) -> None:
-    """Write rows into the file of permanent rows, each at its place. Existing rows stay as they are."""
+    """Write rows into the file of permanent rows, with their sequence numbers. Existing rows stay as they are."""
     create_segment(directory.kept, 0, 0.0)
     with closing(Segment(directory.kept, None, write=True)) as kept:
         with transaction(kept.db):

@@ -1,7 +1,7 @@
-"""Roles of a run, such as its trainer, each held by one process at a time, on one machine or on many.
+"""Roles of a run, such as its trainer: each is held by one process at a time, on one machine or on many.
 
-Two implementations: operating-system locks in the run's directory (here), and leases in Postgres (`postgres/leases.py`). File locks allow
-one server and one trainer per store; the operating system releases a lock when its process dies.
+Two implementations: operating-system locks in the run's directory (here), and leases in Postgres (`postgres/leases.py`). With file locks a
+store has at most one server and one trainer; the operating system releases a lock when its process dies.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from uuid import UUID
 
 from ostinato.core.errors import BadConfig, Conflict, StorageFull
 
-# ---------------------------------------------------------------- locks
+# ---------------------------------------------------------------- file locks
 
 
 @contextmanager
 def hold(directory: Path, role: str, *, wait_s: float = 0.0) -> Generator[Path]:
     """Hold the lock `<directory>/.<role>.lock` while the block runs; yields its path.
 
-    The lock belongs to the open file and is not inherited by programs that are started while it is held. The file is not removed
-    afterwards, because two processes could then lock two files of the same name. A symbolic link in its place is not followed: the pid
-    would overwrite whatever it points to.
+    The lock belongs to the open file; programs started while it is held do not inherit it. The file is not removed afterwards, because
+    two processes could then lock two files of the same name. A symbolic link in its place is not followed: writing the pid would
+    overwrite whatever it points to.
 
     Raises:
-        Conflict: another process holds it (after `wait_s` seconds of trying); the message names its pid.
+        Conflict: another process holds the lock after `wait_s` seconds of trying; the message names its pid.
         BadConfig: `role` is not a plain name.
-        StorageFull: the directory or the file could not be written; the message names the owner of a file of another user.
+        StorageFull: the directory or the file could not be written; the message names the owner of another user's file.
 
     Example::
 
@@ -48,7 +48,7 @@ def hold(directory: Path, role: str, *, wait_s: float = 0.0) -> Generator[Path]:
     except OSError as error:
         if isinstance(error, PermissionError) and (owner := _other_owner(path)) is not None:
             raise StorageFull(
-                f"cannot open {path}: {error}; it belongs to user {owner}: give it, and what else of {directory} is theirs, to user "
+                f"cannot open {path}: {error}; it belongs to user {owner}: give it and their other files in {directory} to user "
                 f"{os.geteuid()} (chown)"
             ) from error
         raise StorageFull(f"cannot create {path}: {error}; make the directory writable") from error
@@ -60,7 +60,7 @@ def hold(directory: Path, role: str, *, wait_s: float = 0.0) -> Generator[Path]:
 
 
 def _other_owner(path: Path) -> int | None:
-    """The number of the user to whom a file belongs; None if it is this process's own, is missing or cannot be looked at."""
+    """Return the uid of a file's owner; None if it is this process's own user, or the file is missing or cannot be inspected."""
     try:
         owner = path.lstat().st_uid
     except OSError:
@@ -100,9 +100,9 @@ def _acquire(descriptor: int, path: Path, role: str, wait_s: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FencingToken:
-    """Carried by every write of a role; only writes with the newest holder's token are accepted.
+    """A token that every write of a role carries; only writes with the newest holder's token are accepted.
 
-    `number` rises with each holder. `mark` is unique to the holder, because a failover may lose a number and assign it again.
+    `number` rises with each holder. `mark` is unique to the holder, because a database failover may lose a number and assign it again.
 
     Example: ``FencingToken(role="train", number=7, mark=uuid4())``
     """
@@ -117,16 +117,16 @@ class Tenure(Protocol):
 
     @property
     def token(self) -> FencingToken | None:
-        """The token that its writes carry; None where nobody can take the role while this process lives."""
+        """The token that its writes carry; None where no other process can take the role while this one lives."""
         ...
 
     @property
     def lost(self) -> bool:
-        """True once it is known that another process has the role. Makes no request."""
+        """True once this process has learnt that another has the role. Makes no request."""
         ...
 
     def check(self) -> None:
-        """Ask, and wait for the answer. Raises LeaseLost if another process now has the role, Unavailable if there is no answer."""
+        """Ask whether the role is still held. Raises LeaseLost if another process has it, Unavailable if there is no answer."""
         ...
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ class Roles(Protocol):
 
     @property
     def pass_on(self) -> bool:
-        """True if a waiting process takes a role over when its holder dies or pauses, so that a second process is a standby."""
+        """True if a waiting process takes over a role whose holder dies or pauses, so that a second process can be a standby."""
         ...
 
     def take(self, role: str) -> Tenure:

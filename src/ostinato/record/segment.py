@@ -1,7 +1,7 @@
-"""A segment of the log as an SQLite file: its tables, its creation, which is atomic, and the open file.
+"""A segment of the log as an SQLite file: its tables, its atomic creation, and the open file.
 
-A row's place `seq` is assigned in the transaction that writes it, and writers exclude each other, so `seq` is the order of commits.
-Rows are never changed: triggers refuse UPDATE and DELETE, and a segment is closed by inserting its single `seal`.
+A row's sequence number `seq` is assigned in the transaction that writes it, and writers exclude each other, so `seq` is the commit order.
+Rows are never changed: triggers refuse UPDATE and DELETE. A segment is closed by inserting its single `seal`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from ostinato.record.sqlite import connect, driver, translate, translated
 FORMAT = 5
 """The format version of new segments. Each file carries its own version (`PRAGMA user_version`).
 
-From 2 on, what a caller wrote of a turn's sampling lies under the turn's key, and so does its text even if its tokens spell it. From 3
-on, a turn has the tool calls that were parsed in it. From 4 on, it has its steering, its penalties lie under its key, there are bases
-and people's consents, and a turn has its own. From 5 on, there are rows about people who were forgotten, dials that people set, and
-priors of dials.
+2: a turn's caller-given sampling options, and its text even if its tokens spell it, are encrypted under the turn's key.
+3: turns store their parsed tool calls.
+4: turns store steering and consent; penalties are encrypted under the turn's key; rows for bases and people's consents.
+5: rows for forgotten people, for dials that people set, and for priors of dials.
 """
 
 READABLE = frozenset({1, 2, 3, 4, 5})
@@ -59,7 +59,7 @@ _TABLES = {
 
 
 def _tables(names: Iterable[str]) -> list[str]:
-    """The statements that make these tables, whose rows cannot be changed."""
+    """Return the statements that create these tables with triggers that refuse changes to their rows."""
     made = [f"CREATE TABLE {name} ({_TABLES[name]})" for name in names]
     for name in names:
         made += [
@@ -71,7 +71,7 @@ def _tables(names: Iterable[str]) -> list[str]:
 
 
 def create_segment(path: Path, first: Cursor, made_at: float) -> None:
-    """Create the segment whose first row has this place, unless it exists. Raises like `sqlite.create`."""
+    """Create the segment whose first row has the sequence number `first`, unless it exists. Raises like `sqlite.create`."""
 
     def build(connection: Any) -> None:
         for statement in (*_tables(_TABLES), f"PRAGMA application_id={APPLICATION}", f"PRAGMA user_version={FORMAT}"):
@@ -82,7 +82,7 @@ def create_segment(path: Path, first: Cursor, made_at: float) -> None:
 
 
 def check_format(connection: Any, path: Path) -> int:
-    """The version of a segment's format.
+    """Return the format version of a segment.
 
     Raises:
         BadConfig: it was written by newer code, or by another program.
@@ -92,7 +92,7 @@ def check_format(connection: Any, path: Path) -> int:
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION:
-        raise BadConfig(f"{path} is a database, but no log of Ostinato's; name another directory")
+        raise BadConfig(f"{path} is a database, but not a log of Ostinato; use another directory")
     if version not in READABLE:
         raise BadConfig(
             f"{path} has format {version}, this Ostinato reads {', '.join(map(str, sorted(READABLE)))}; "
@@ -104,8 +104,8 @@ def check_format(connection: Any, path: Path) -> int:
 # ---------------------------------------------------------------- the segment
 
 
-KEYS = (1 << 63) - 1
-END: Cursor = (1 << 63) - 1  # no row lies above it
+KEYS = (1 << 63) - 1  # bit mask of identity keys
+END: Cursor = (1 << 63) - 1  # the largest sequence number
 
 
 class SegmentGone(Exception):
@@ -114,7 +114,7 @@ class SegmentGone(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """The seal of a closed segment: its last row, when it was closed, the tables that have rows."""
+    """The seal of a closed segment: its last sequence number, when it was closed, and the tables that have rows."""
 
     last: Cursor
     at: float
@@ -122,7 +122,7 @@ class Seal:
 
 
 class Segment(PackedRows):
-    """A segment file, open. Used by one thread at a time; close it when done.
+    """An open segment file. Used by one thread at a time; close it when done.
 
     Raises, here and in every method: SegmentGone (opening only), Corrupt, BadConfig for another format, the driver's errors.
     """
@@ -141,7 +141,7 @@ class Segment(PackedRows):
             super().__init__(str(path), ring)
         except BaseException as error:
             self.db.close()
-            if isinstance(error, Exception) and not path.exists():  # dropped just now
+            if isinstance(error, Exception) and not path.exists():  # dropped while it was being opened
                 raise SegmentGone(str(path)) from error
             raise
         self._seal: Seal | None = None
@@ -157,44 +157,44 @@ class Segment(PackedRows):
         return self._format() >= 3
 
     def _format(self) -> int:
-        # an empty segment gets the format of new ones before its first row; `seal` reads the version when it first sees one
+        # an empty segment is upgraded before its first row; `seal` reads the version when it first sees a seal
         if not self.is_current and self.seal() is None:
             self.version = check_format(self.db, self.path)
         return self.version
 
     def rows_of(self, kind: Kind) -> str:
-        """The table of a kind, as a query names it; an empty one if the segment is older than the kind."""
+        """Return the table of a kind for use in a query: an empty subquery if the segment is older than the kind."""
         return kind.table if kind.since <= self._format() else "(SELECT 0 AS seq, x'' AS body WHERE 0)"
 
     def newest(self) -> Cursor:
-        """The place of its newest row, or the place before its first if it has none."""
+        """Return the sequence number of its newest row, or the one before its first if it has none."""
         places = ", ".join(f"ifnull((SELECT max(seq) FROM {self.rows_of(kind)}), 0)" for kind in KINDS)
         return self.db.execute(f"SELECT max({places})").fetchone()[0] or self.first - 1
 
     def seal(self) -> Seal | None:
-        """The segment's seal; None while it is open."""
+        """Return the segment's seal; None while it is open."""
         if self._seal is None:
             found = self.db.execute("SELECT last, at, kinds FROM seal").fetchone()
-            if found and not self.is_current:  # another process may have upgraded it before it filled and sealed it
+            if found and not self.is_current:  # another process may have upgraded it before filling and sealing it
                 self.version = check_format(self.db, self.path)
             self._seal = found and Seal(found[0], found[1], frozenset(json.loads(found[2])))
         return self._seal
 
     def filter(self) -> bytes:
-        """The Bloom filter of its identities (`segment_directory`), built when it was closed; empty while it is open."""
+        """Return the Bloom filter of its identities (`segment_directory`), built when it was closed; empty while it is open."""
         found = self.db.execute("SELECT filter FROM seal").fetchone()
         return found[0] if found else b""
 
     # ------------------------------------------------------------ rows
 
     def fetch(self, kind: Kind, after: Cursor, end: Cursor, limit: int, *, newest_first: bool = False) -> list[Any]:
-        """Up to `limit` stored rows of one kind, `after` < place <= `end`. `decode` turns them into records."""
+        """Return up to `limit` stored rows of one kind with `after` < seq <= `end`. `decode` turns them into records."""
         order = "DESC" if newest_first else "ASC"
         query = f"SELECT * FROM {self.rows_of(kind)} WHERE seq > ? AND seq <= ? ORDER BY seq {order} LIMIT ?"
         return self.db.execute(query, (after, end, limit)).fetchall()
 
     def before_last(self, count: int, kind: Kind, end: Cursor = END) -> tuple[Cursor | None, int]:
-        """(place before the newest `count` rows of one kind, `count`), or (None, number of such rows) if there are fewer here.
+        """Return (seq before the newest `count` rows of one kind, `count`), or (None, number of such rows) if there are fewer here.
 
         Rows above `end` do not count.
         """
@@ -205,11 +205,14 @@ class Segment(PackedRows):
         return None, self.db.execute(f"SELECT count(*) FROM {self.rows_of(kind)} WHERE seq <= ?", (end,)).fetchone()[0]
 
     def locate(self, kind: Kind, identity: Identity) -> Cursor | None:
-        """The place of the row with this identity; None if it is not in this segment."""
+        """Return the sequence number of the row with this identity; None if it is not in this segment."""
         return self.place(kind, identity, key_of(kind, identity))[0]
 
     def place(self, kind: Kind, identity: Identity, key: int) -> tuple[Cursor | None, int]:
-        """The row's place or None, and the key that it has or would get: identities with colliding keys take the next free key."""
+        """Return the row's sequence number or None, and the key that it has or would get.
+
+        Identities with colliding keys take the next free key (linear probing).
+        """
         while (found := self.db.execute("SELECT seq FROM identities WHERE key = ?", (key,)).fetchone()) is not None:
             if self._identity(kind, found[0]) == identity:
                 return found[0], key
@@ -217,17 +220,17 @@ class Segment(PackedRows):
         return None, key
 
     def known(self, keys: Sequence[int]) -> set[int]:
-        """The keys among these that are taken."""
+        """Return those of these keys that are taken."""
         query = "SELECT key FROM identities WHERE key IN (SELECT value FROM json_each(?))"
         return {key for (key,) in self.db.execute(query, (json.dumps(list(keys)),))}
 
     def row(self, kind: Kind, seq: Cursor) -> Row | None:
-        """The record at one place, if it is of this kind."""
+        """Return the record with this sequence number; None if it is of another kind."""
         stored = self.db.execute(f"SELECT * FROM {self.rows_of(kind)} WHERE seq = ?", (seq,)).fetchone()
         return None if stored is None else self.decode(kind, stored)
 
     def owner(self, seq: Cursor) -> tuple[str, str] | None:
-        """The tenant and the user of the turn at one place; needs no encryption key."""
+        """Return the tenant and the user of the turn with this sequence number. Needs no encryption key."""
         stored = self.db.execute("SELECT head FROM turns WHERE seq = ?", (seq,)).fetchone()
         try:
             return None if stored is None else turns.head_owner(self.shrinker.unpack(stored[0]))
@@ -273,7 +276,7 @@ class Segment(PackedRows):
         return self.version == FORMAT
 
     def upgrade(self) -> None:
-        """Give an empty segment, or the file of permanent rows, the format of new ones: the tables of later kinds are added."""
+        """Upgrade an empty segment, or the file of permanent rows, to the current format by adding the tables of later kinds."""
         for statement in _tables([kind.table for kind in SMALL if kind.since > self._format()]):
             self.db.execute(statement)
         self.db.execute(f"PRAGMA user_version={FORMAT}")
@@ -312,7 +315,7 @@ class Segment(PackedRows):
 
 @contextmanager
 def open_segment(path: Path, *, write: bool = False) -> Generator[Segment]:
-    """A segment that is open inside the block, without keys. Raises SegmentGone if it is gone or another process drops it meanwhile."""
+    """Yield a segment, opened without encryption keys. Raises SegmentGone if it is gone or another process drops it in the meantime."""
     segment = Segment(path, None, write=write)
     try:
         yield segment

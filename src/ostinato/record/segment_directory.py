@@ -1,8 +1,8 @@
-"""The directory of a log: segments named by first row, one file for the permanent rows of dropped ones, and a cache of open ones.
+"""The directory of a log: segments named by their first row, one file for permanent rows, and a cache of open segments.
 
 Bloom filters tell which closed segments may hold an identity, for all segments at once and before any file is opened. Each closed segment
-carries a filter of its identities: an array of 64-bit words, in which every key sets the same three bits in two words. Filters of equal
-size are columns of one table in memory, so that a key's words in all of them form one row.
+stores a filter of its identities: an array of 64-bit words, in which every key sets the same three bits in two words. In memory, filters
+of equal size are the columns of one table, so that a key's words in all of them form one row.
 """
 
 from __future__ import annotations
@@ -25,44 +25,45 @@ from ostinato.record.keys import KeyRing
 from ostinato.record.segment import Segment, SegmentGone
 from ostinato.record.sqlite import remove
 
-# ---------------------------------------------------------------- filters over closed segments
+# ---------------------------------------------------------------- Bloom filters of closed segments
 
 
 BITS = 16
 """Bits of a filter per key: the false-positive rate is about one in a thousand."""
 
-_LARGEST = 20  # log2 of the words of the largest filter: a key has no bits for more
+_MAX_EXPONENT = 20  # log2 of the words of the largest filter: the word index takes 20 bits of a key
 
 Words = NDArray[np.uint64]
 
 
-def build(keys: Sequence[int]) -> bytes:
-    """The filter of a segment with these keys, ready to be stored."""
-    exponent = min(_LARGEST, max(4, (len(keys) * BITS // 64).bit_length()))
+def build_filter(keys: Sequence[int]) -> bytes:
+    """Return the filter of a segment with these keys in its stored form."""
+    exponent = min(_MAX_EXPONENT, max(4, (len(keys) * BITS // 64).bit_length()))
     words = np.zeros(1 << exponent, np.uint64)
-    one, two, mask = _places(np.asarray(keys, np.uint64), exponent)
+    one, two, mask = _word_bits(np.asarray(keys, np.uint64), exponent)
     np.bitwise_or.at(words, one, mask)
     np.bitwise_or.at(words, two, mask)
     return words.astype("<u8").tobytes()
 
 
-def _places(keys: Words, exponent: int) -> tuple[Words, Words, Words]:
-    """The two words and the three bits of each key. Keys are hashes, so their bits are used directly."""
+def _word_bits(keys: Words, exponent: int) -> tuple[Words, Words, Words]:
+    """Return the two word indices and the bit mask of each key. Keys are hashes, so their bits are used directly."""
     last = np.uint64((1 << exponent) - 1)
     bits = [np.uint64(1) << (keys >> np.uint64(shift) & np.uint64(63)) for shift in (40, 46, 52)]
     return keys & last, keys >> np.uint64(20) & last, bits[0] | bits[1] | bits[2]
 
 
-class SealedKeys:
-    """The filters of all closed segments. Thread-safe."""
+class SegmentFilters:
+    """The Bloom filters of all closed segments. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sizes: dict[int, tuple[Words, list[Cursor | None]]] = {}  # log2(words) -> words by segment, the segments
+        # log2(words) -> (word x segment, the segment of each column)
+        self._sizes: dict[int, tuple[Words, list[Cursor | None]]] = {}
         self._known: set[Cursor] = set()
 
     def missing(self, firsts: Sequence[Cursor]) -> list[Cursor]:
-        """The segments among these whose filters were not added yet."""
+        """Return those of these segments whose filters have not been added yet."""
         with self._lock:
             return [first for first in firsts if first not in self._known]
 
@@ -85,7 +86,7 @@ class SealedKeys:
             self._known.add(first)
 
     def drop_before(self, oldest: Cursor) -> None:
-        """Remove the filters of dropped segments: all before the oldest one that is left, as segments are dropped oldest first."""
+        """Remove the filters of dropped segments: all before the oldest that is left, because the oldest are dropped first."""
         with self._lock:
             gone = {first for first in self._known if first < oldest}
             self._known -= gone
@@ -96,12 +97,12 @@ class SealedKeys:
                         segments[column] = None
 
     def holding(self, keys: Sequence[int]) -> Mapping[int, list[Cursor]]:
-        """Each key that may be in a closed segment -> those segments, newest first."""
+        """Return {key: segments that may hold it, newest first}, without keys that no closed segment can hold."""
         found: dict[int, list[Cursor]] = {}
         asked = np.asarray(keys, np.uint64)
         with self._lock:
             for exponent, (table, segments) in self._sizes.items():
-                one, two, mask = _places(asked, exponent)
+                one, two, mask = _word_bits(asked, exponent)
                 hit = table[one] & table[two] & mask[:, None] == mask[:, None]
                 for row, column in zip(*np.nonzero(hit), strict=True):
                     first = segments[column] if column < len(segments) else None
@@ -112,7 +113,7 @@ class SealedKeys:
         return found
 
 
-# ---------------------------------------------------------------- the directory
+# ---------------------------------------------------------------- directory
 
 
 _NAME = re.compile(r"(\d{16})\.db")
@@ -122,13 +123,13 @@ _STALE_S = 3600.0  # a file that was not finished within an hour counts as aband
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The segments at one moment, by their first row, oldest first. Empty before the log is created."""
+    """The segments at one moment, by sequence number of their first row, oldest first. Empty before the log is created."""
 
     firsts: tuple[Cursor, ...]
 
     @property
     def horizon(self) -> Cursor:
-        """The place up to which rows were dropped, apart from the permanent ones."""
+        """The sequence number up to which rows were dropped, apart from permanent ones."""
         return self.firsts[0] - 1 if self.firsts else 0
 
 
@@ -142,12 +143,12 @@ class LogDirectory:
     path: Path
 
     def prepare(self) -> None:
-        """Create the directory, accessible to its owner only. Raises BadConfig for a log in an earlier format, StorageFull."""
+        """Create the directory with mode 0700. Raises BadConfig for a log in an earlier format, StorageFull."""
         earlier = self.path if self.path.is_file() else self.path.with_name(self.path.name + ".db")
         if earlier.is_file():
             raise BadConfig(
-                f"{earlier} is a log as earlier versions of Ostinato wrote it, one file, which this one does not read; "
-                f"go on with the version that wrote it, or move {earlier.name} out of the way to begin a new log"
+                f"{earlier} is a log in the single-file format of earlier Ostinato versions, which this version cannot read; "
+                f"use the version that wrote it, or move {earlier.name} away to begin a new log"
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -157,23 +158,23 @@ class LogDirectory:
             raise StorageFull(f"cannot create {self.path}: {error}; make the run's directory writable") from error
 
     def segment(self, first: Cursor) -> Path:
-        """The file of the segment that begins with this row."""
+        """Return the path of the segment that begins with row `first`."""
         return self.path / f"{first:016d}.db"
 
     @property
     def kept(self) -> Path:
-        """The file of the permanent rows of all dropped segments."""
+        """The path of the file with the permanent rows of all dropped segments."""
         return self.path / "kept.db"
 
     def listing(self) -> Listing:
-        """The segments that exist now."""
+        """Return the segments that exist now."""
         found = (_NAME.fullmatch(entry.name) for entry in self.path.iterdir())
         return Listing(tuple(sorted(int(match[1]) for match in found if match)))
 
     def sweep(self) -> None:
-        """Delete files that killed processes left behind: unfinished segments, and SQLite's files of segments that are gone.
+        """Delete files that killed processes left behind: unfinished segments, and SQLite's side files of segments that are gone.
 
-        Age is measured on the file system's own clock, relative to the most recently written file.
+        Age is measured by the file system's clock, relative to the most recently written file.
         """
         written: dict[Path, float] = {}
         for entry in list(self.path.iterdir()):
@@ -193,16 +194,16 @@ class LogDirectory:
 # ---------------------------------------------------------------- open segments
 
 
-_OPEN = 6
+_MAX_OPEN = 6  # segments open at once
 
 
 class OpenSegments:
-    """Opens segments for reading, and closes the least recently used ones. Used by one thread at a time.
+    """An LRU cache of segments opened for reading. Used by one thread at a time.
 
-    The filters of closed segments are added to `sealed` by `learn_filters`.
+    `learn_filters` adds the filters of closed segments to `sealed`.
     """
 
-    def __init__(self, directory: LogDirectory, ring: KeyRing | None, sealed: SealedKeys) -> None:
+    def __init__(self, directory: LogDirectory, ring: KeyRing | None, sealed: SegmentFilters) -> None:
         self.directory = directory
         self.sealed = sealed
         self._ring = ring
@@ -219,7 +220,7 @@ class OpenSegments:
             self._kept = None
 
     def listing(self, *, again: bool = False) -> Listing:
-        """The segments found when the directory was last read; with `again` it is read anew."""
+        """Return the segments found when the directory was last read; `again` reads it again."""
         if again or not self._listing.firsts:
             self._listing = self.directory.listing()
             for first in set(self._open).difference(self._listing.firsts):
@@ -228,7 +229,7 @@ class OpenSegments:
         return self._listing
 
     def get(self, first: Cursor) -> Segment:
-        """A segment by its first row. Raises SegmentGone, after reading the listing anew."""
+        """Return a segment by its first row. Raises SegmentGone, after reading the directory again."""
         segment = self._open.pop(first, None)
         if segment is None:
             try:
@@ -237,12 +238,12 @@ class OpenSegments:
                 self.listing(again=True)
                 raise
         self._open[first] = segment
-        if len(self._open) > _OPEN:
+        if len(self._open) > _MAX_OPEN:
             self._open.popitem(last=False)[1].close()
         return segment
 
     def newest(self) -> Segment:
-        """The newest segment: the one that rows are appended to, or a closed one that has no successor yet."""
+        """Return the newest segment: the open one, or a closed one that has no successor yet."""
         while True:
             with suppress(SegmentGone):
                 segment = self.get(self.listing().firsts[-1])
@@ -250,14 +251,14 @@ class OpenSegments:
                     return segment
 
     def kept(self) -> Segment | None:
-        """The permanent rows of dropped segments; None if there are none yet."""
+        """Return the file of permanent rows; None if there is none yet."""
         if self._kept is None:
             with suppress(SegmentGone):
                 self._kept = Segment(self.directory.kept, self._ring)
         return self._kept
 
     def learn_filters(self) -> None:
-        """Read the filters of the closed segments that have not been read yet."""
+        """Read the filters of closed segments that are not in `sealed` yet."""
         for first in self.sealed.missing(self.listing().firsts[:-1]):
             try:
                 segment = Segment(self.directory.segment(first), self._ring)
@@ -265,4 +266,4 @@ class OpenSegments:
                 self.listing(again=True)
                 continue
             with closing(segment):
-                self.sealed.add(first, segment.filter() or build([]))
+                self.sealed.add(first, segment.filter() or build_filter([]))

@@ -1,1 +1,1 @@
-"""The read model of a run: what its log, its weights and its files say, as plain data for the page, `status` and the report."""
+"""The read model of a run: queries over its log, weights and files, as plain data for the page, `status` and the report."""

@@ -1,4 +1,4 @@
-"""Acceptance by arm: the share of the newest rated turns that people accepted, with 95% intervals, and its course over time."""
+"""Acceptance by arm: the share of the newest rated turns that people accepted, with 95% intervals, now and over time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ostinato.status.summary import RatedTurn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmAcceptance:
-    """One arm's rated turns: the share that was accepted, their mean reward, and how many of them somebody reacted to (`heard`).
+    """One arm's rated turns: the share accepted, the mean reward, and how many got a reaction from somebody (`heard`).
 
     `newest` is the policy number that answered the last of them.
     """
@@ -29,7 +29,7 @@ class ArmAcceptance:
 
 
 def acceptance_by_arm(rated: Iterable[RatedTurn]) -> list[ArmAcceptance]:
-    """The arms of these turns, in the order in which they first occur."""
+    """Return acceptance per arm of these turns, in the order in which the arms first occur."""
     found: defaultdict[str, list[RatedTurn]] = defaultdict(list)
     for each in rated:
         found[each.served.arm].append(each)
@@ -45,12 +45,12 @@ def acceptance_by_arm(rated: Iterable[RatedTurn]) -> list[ArmAcceptance]:
     ]
 
 
-# ---------------------------------------------------------------- over time
+# ---------------------------------------------------------------- curves
 
 
 WINDOWS = 12
 FEWEST = 5
-"""A window of an arm with fewer rated turns is left out on the page: its interval would say nothing."""
+"""On the page, an arm's window with fewer rated turns is left out, because its interval would say nothing."""
 
 
 def _arm(each: RatedTurn) -> str:
@@ -60,9 +60,9 @@ def _arm(each: RatedTurn) -> str:
 def curves(
     rated: Iterable[RatedTurn], start: float, end: float, fewest: int = 1, name: Callable[[RatedTurn], str] = _arm
 ) -> tuple[Curve, ...]:
-    """Acceptance per arm in equal windows from `start` to `end`, between which all turns started; each window's point is at its end.
+    """Return acceptance per arm in equal windows from `start` to `end`, between which all turns started; a point is at its window's end.
 
-    `name`: what a turn belongs to, if it is not the arm.
+    `name`: returns the curve to which a turn belongs, by default its arm.
     """
     width = (end - start) / WINDOWS
     found: defaultdict[tuple[int, str], list[tuple[Person, bool]]] = defaultdict(list)
@@ -81,7 +81,7 @@ def curves(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows:
-    """Curves over minutes since `start`, a Unix time; None if the rated turns span less than two seconds."""
+    """Curves over minutes since `start` (Unix time); None if the rated turns span less than two seconds."""
 
     curves: tuple[Curve, ...]
     marks: tuple[Mark, ...]
@@ -91,7 +91,7 @@ class Windows:
 def windows(
     rated: Sequence[RatedTurn], events: Iterable[LedgerEvent] = (), name: Callable[[RatedTurn], str] = _arm
 ) -> Windows:
-    """The curves over all of these turns, and the releases and rollbacks meanwhile. `name`: as for `curves`."""
+    """Return the curves over all of these turns, with the releases and rollbacks in that time. `name` as in `curves`."""
     starts = [each.served.started_at for each in rated]
     start, end = min(starts, default=0.0), max(starts, default=0.0)
     if end - start < 2.0:

@@ -1,4 +1,4 @@
-"""A tenant's branch, as an operator sees it: the version that answers, what it learned, its gate, and its people beside those on live."""
+"""The state of a tenant's branch for an operator: its version, what it learned, its gate, and its people compared with those on live."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _FRESH_S = 10.0
 class BranchNow:
     """A branch that is trained, at one moment.
 
-    `version` answers the tenant, `parent` is the shared version that training began at last. `learned`: turns behind `step` steps. `gate`:
-    the newest line of its release ledger, "" before the first. `contrast`: the share of the newest rated turns that its people accept less
-    that of the tenant's people who stay on the shared version, of those who were dealt by chance, with a 95% interval clustered by person;
-    None without turns of both. `answered`, `stayed`: how many turns that is of each. `troubles` are sentences.
+    `version` answers the tenant; `parent` is the shared version from which training last started. `learned`: turns trained on in `step`
+    steps. `gate`: the newest event of its release ledger; "" before the first. `contrast`: the acceptance of the branch's people minus that
+    of the tenant's people who were randomized to stay on the shared version, over the newest rated turns, with a 95% interval clustered by
+    person; None unless both have turns. `answered`, `stayed`: the number of turns on each side. `troubles`: sentences.
     """
 
     tenant: str
@@ -44,7 +44,7 @@ class BranchNow:
 
     @property
     def beside(self) -> str:
-        """The contrast in words, or what it lacks."""
+        """The contrast in words, or what is missing for it."""
         if self.contrast is None:
             return "nothing to compare with live yet (serve.branch_holdout)"
         found, turns = self.contrast, f"{self.answered} turns beside {self.stayed} on live"
@@ -54,16 +54,16 @@ class BranchNow:
 
 
 def branch_line(found: BranchNow) -> str:
-    """A branch in one line.
+    """Describe a branch in one line.
 
     Example: "branch of acme: v45 from v41; 812 turns learned in 31 steps; shipped v45: better; +4.1 pp beside live, 95% [+0.3, +7.9] (...)"
     """
     version, parent = (_named(each) for each in (found.version, found.parent))
-    said = [
+    parts = [
         f"branch of {found.tenant}: {version} from {parent}",
         f"{found.learned} turns learned in {found.step} steps",
     ]
-    return "; ".join([*said, *([found.gate] if found.gate else []), found.beside, *found.troubles])
+    return "; ".join([*parts, *([found.gate] if found.gate else []), found.beside, *found.troubles])
 
 
 def _named(policy: PolicyVersion | None) -> str:
@@ -71,9 +71,9 @@ def _named(policy: PolicyVersion | None) -> str:
 
 
 def contrast_of(rated: Iterable[RatedTurn]) -> tuple[Estimate | None, int, int]:
-    """The branch's acceptance less the shared version's, from the rated turns of a branch's own log, and how many turns that is of each.
+    """Return the branch's acceptance minus the shared version's, from the rated turns of the branch's own log, and the turns on each side.
 
-    People who could not have been dealt to the other side are left out: those whom nobody proved, and all before the branch was there.
+    People who could not have been assigned to the other side are left out: unverified users, and turns from before the branch existed.
     """
     sides: dict[str, list[tuple[tuple[str, str], bool]]] = {Arm.LIVE.value: [], Arm.CONTROL.value: []}
     for each in rated:
@@ -84,9 +84,9 @@ def contrast_of(rated: Iterable[RatedTurn]) -> tuple[Estimate | None, int, int]:
 
 
 class BranchReader:
-    """Looks at the branches of a run, at most every `_FRESH_S` seconds, reading on in their logs from look to look.
+    """Reads the state of a run's branches, at most every `_FRESH_S` seconds, continuing in each log where the last reading stopped.
 
-    `opened` gives the runs of those that have begun.
+    `opened` returns the runs of the branches that have begun.
     """
 
     def __init__(self, opened: Callable[[], Sequence[Run]]) -> None:
@@ -96,12 +96,12 @@ class BranchReader:
         self._seen: tuple[BranchNow, ...] = ()
 
     async def now(self, board: WorkerBoard | None) -> tuple[BranchNow, ...]:
-        """The branches, by tenant. One whose log cannot be read is there, with the reason as its trouble."""
+        """Return the branches, by tenant. One whose log cannot be read is included, with the reason as its trouble."""
         async with self._lock:
             now = wall_clock()
             if not 0.0 <= now - self._at < _FRESH_S:
                 self._at = now
-                with contextlib.suppress(OstinatoError, OSError):  # one that cannot be opened: its own workers say so
+                with contextlib.suppress(OstinatoError, OSError):  # if one cannot be opened, its own workers report it
                     self._seen = tuple([await self._look(run, board) for run in self._opened()])
             return self._seen
 
@@ -148,7 +148,7 @@ def _gate(seen: Summary) -> str:
 
 
 def _troubles(tenant: str, board: WorkerBoard | None) -> list[str]:
-    """What its workers say that they wait for, or why one is down."""
+    """Return what the branch's workers are waiting for, and why one is down."""
     own = [] if board is None else [worker for worker in board.workers if worker.name.endswith(f"@{tenant}")]
     down = [
         f"{each.name} is down: {each.reason or 'no reason was given'}" for each in own if each.condition == "failed"

@@ -1,8 +1,8 @@
-"""Quality of context compaction in people's sessions: how long summaries are, how much they compress, which facts they keep, what followed.
+"""Quality of context compaction in people's sessions: length and compression of summaries, facts that they keep, and later rewards.
 
-Facts are names, numbers and paths that the model wrote in the answers of a window, tool calls included: what only a user's message or a
-tool's result names is not counted, since a turn's prompt is kept as tokens. A fact counts as needed if an answer of the next window names
-it again. They are kept as 16-bit hashes, salted with the session: enough to compare sets, too few to tell which words they were. Pure.
+Facts are names, numbers and paths in the model's answers of a window, tool calls included. Facts that only a user's message or a tool's
+result names are not counted, because a turn's prompt is stored as tokens. A fact counts as needed if an answer of the next window names it
+again. Facts are kept as 16-bit hashes, salted with the session: enough to compare sets, too few to tell the words. Pure.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ostinato.core.records import Person, Purpose, Turn
 from ostinato.evaluate.statistics import clustered_difference, clustered_share
 
 LONG_PROMPT = 1_000
-"""Tokens of a prompt from which on a session may have to be summarised; shorter ones are not followed."""
+"""A session is followed from its first prompt with this many tokens on, because it may have to be summarised."""
 SESSIONS, WINDOWS, SUMMARIES = 2_000, 500, 500
-"""How many of the newest are kept: sessions with their rewards, sessions with the facts of their windows, summaries."""
+"""How many of the newest sessions with their rewards, sessions with the facts of their windows, and summaries are kept."""
 LEAST_PEOPLE = 10
-"""People on each side of a comparison from which on it has an interval."""
-_FACTS = 256  # of a window
-_PENDING = 4  # summaries of a session that no window began with yet
-_CHARS = 8_000  # of an answer that are read
+"""People needed on each side of a comparison for an interval."""
+_FACTS = 256  # most facts of a window
+_PENDING = 4  # most summaries of a session with which no window has begun yet
+_CHARS = 8_000  # most characters of an answer that are read
 _WORD = re.compile(r"[\w./-]{2,100}")
 
 Session = tuple[str, str]
@@ -35,7 +35,7 @@ Session = tuple[str, str]
 
 
 def facts_of(text: str, salt: str) -> set[int]:
-    """Hashes of the names, numbers and paths in a text: words with a digit, an inner dot, slash or underscore, or capitals inside.
+    """Return hashes of the names, numbers and paths in a text: words with a digit, an inner dot, slash or underscore, or inner capitals.
 
     Example: ``len(facts_of("Mend read_1 in src/parser.py, line 42.", "e1")) == 3``
     """
@@ -53,8 +53,8 @@ def _is_fact(word: str) -> bool:
 
 @dataclass(slots=True)
 class _Summary:
-    """A summary: tokens of the prompt that asked for it and of its text, tokens of the first prompt after it (0: none yet), and the facts
-    of the window, those that it keeps, and those that the next window's answers name.
+    """A summary: the tokens of the prompt that asked for it, of its text, and of the first prompt after it (0: none yet); the facts of the
+    window, those that the summary keeps, and those that the next window's answers name.
     """
 
     user: str
@@ -88,8 +88,9 @@ class _Summary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryCounts:
-    """A summary that a window began with: `prompt` tokens became `tokens`, and the next window began at `after`. Of the window's `facts` it
-    keeps `kept`; of the `needed` ones, which answers after it name again, `found` stand in it.
+    """A summary with which a window began: `prompt` tokens became `tokens`, and the next window began with a prompt of `after` tokens.
+
+    It keeps `kept` of the window's `facts`, and `found` of the `needed` ones, which later answers name again.
     """
 
     person: Person
@@ -104,7 +105,7 @@ class SummaryCounts:
 
 @dataclass(slots=True)
 class _Window:
-    """A session's current window: its facts, summaries that no window began with yet, by turn, and the one that it began with."""
+    """A session's current window: its facts, {turn: summary with which no window has begun yet}, and the summary with which it began."""
 
     facts: set[int] = field(default_factory=set[int])
     pending: OrderedDict[str, _Summary] = field(default_factory=OrderedDict[str, _Summary])
@@ -117,8 +118,10 @@ class _Window:
 
 @dataclass(slots=True)
 class _Rated:
-    """A session's rewards, clipped to [-1, 1], how many windows began with a summary, and the tokens of its longest prompt and of the
-    longest with which one of its windows began: instructions and tools, with the summary or the first question.
+    """A session's rewards, clipped to [-1, 1], and how many windows began with a summary.
+
+    `longest`: tokens of its longest prompt. `opening`: tokens of the longest prompt with which a window began (instructions and tools, with
+    the summary or the first question).
     """
 
     user: str
@@ -130,10 +133,9 @@ class _Rated:
 
 
 class CompactionTally:
-    """Turns and rewards in, the newest summaries and long sessions out; bounded, and free of words.
+    """A bounded tally, without words, of people's turns and rewards; it yields the newest summaries and long sessions.
 
-    `asked`: summaries that were sampled for people, `begun`: windows that began with one of them.
-
+    `asked`: summaries sampled for people. `begun`: windows that began with one.
     Example: ``tally.turn(turn)``, later ``tally.reward(("acme", "e1"), 1.0)``, then ``compactions_now(tally)``
     """
 
@@ -147,12 +149,12 @@ class CompactionTally:
         return isinstance(other, CompactionTally) and self.state() == other.state()
 
     def turn(self, turn: Turn) -> bool:
-        """Take in a person's turn; True if its session is followed, so that its reward counts."""
+        """Add a person's turn. Return True if its session is followed, so that its reward counts."""
         session = (turn.tenant, turn.episode)
         if turn.redacted or (len(turn.prompt_ids) < LONG_PROMPT and session not in self.sessions):
             return False
         new, length = session not in self.sessions, len(turn.prompt_ids)
-        rated, window = self._held(session, turn.user)
+        rated, window = self._touch(session, turn.user)
         rated.longest = max(rated.longest, length)
         if turn.purpose is Purpose.COMPACTION:
             self.asked += 1
@@ -176,14 +178,14 @@ class CompactionTally:
             window.facts = set(window.began.kept)
             window.pending.clear()
         if turn.purpose is Purpose.TASK and len(window.facts) < _FACTS:
-            said = facts_of(turn.text, turn.episode)
-            window.facts.update(sorted(said)[: _FACTS - len(window.facts)])
+            facts = facts_of(turn.text, turn.episode)
+            window.facts.update(sorted(facts)[: _FACTS - len(window.facts)])
             if window.began is not None:
-                window.began.used |= said & window.began.window
+                window.began.used |= facts & window.began.window
         return turn.purpose is Purpose.TASK
 
     def reward(self, session: Session, value: float) -> None:
-        """Take in the reward of a turn of a session that is followed."""
+        """Add the reward of a turn whose session is followed."""
         rated = self.sessions.get(session)
         if rated is not None:
             rated.total += min(1.0, max(-1.0, value))
@@ -198,12 +200,12 @@ class CompactionTally:
         self._closed = deque(kept, maxlen=SUMMARIES)
 
     def summaries(self) -> list[SummaryCounts]:
-        """The newest summaries that a window began with."""
+        """Return the newest summaries with which a window began."""
         opened = [window.began.counts(tenant) for (tenant, _), window in self._windows.items() if window.began]
         return [*self._closed, *opened][-SUMMARIES:]
 
-    def _held(self, session: Session, user: str) -> tuple[_Rated, _Window]:
-        """A session's rewards and window, which are now the newest; the oldest go."""
+    def _touch(self, session: Session, user: str) -> tuple[_Rated, _Window]:
+        """Return a session's rewards and window, and make it the newest; evict the oldest."""
         rated, window = self.sessions.setdefault(session, _Rated(user)), self._windows.setdefault(session, _Window())
         self.sessions.move_to_end(session)
         self._windows.move_to_end(session)
@@ -243,13 +245,14 @@ class CompactionTally:
         return made
 
 
-# ---------------------------------------------------------------- as an operator sees it
+# ---------------------------------------------------------------- figures for an operator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRewards:
-    """Mean rewards of people's long sessions, in [-1, 1]: `with_summary` of those that were summarised, `without` of the others, each over
-    so many `people`. `between`: bounds of their difference (95%, people as clusters); None with fewer than `LEAST_PEOPLE` on a side.
+    """Mean rewards of people's long sessions, in [-1, 1]: `with_summary` and `without`, with the number of `people` on each side.
+
+    `between`: the 95% interval of their difference, clustered by person; None with fewer than `LEAST_PEOPLE` on a side.
     """
 
     with_summary: float
@@ -260,10 +263,12 @@ class SessionRewards:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionsNow:
-    """Summaries of people's sessions. `asked`: those sampled, `begun`: windows that began with one; the figures are over the newest `seen`
-    of these: medians of a summary's `tokens`, of how many times longer the prompt was (`ratio`), and of the next window's first prompt as a
-    share of it (`left`). `kept`: the share of a window's `facts` that its summary keeps, `found`: that of the `needed` facts, which the
-    next window's answers name again, with bounds (95%, people as clusters). `rewards`: None before there are sessions of both kinds.
+    """Summaries of people's sessions. `asked`: summaries sampled; `begun`: windows that began with one.
+
+    The other figures are over the newest `seen` of these. Medians: a summary's `tokens`; `ratio`: the prompt's length relative to it;
+    `left`: the length of the next window's first prompt relative to that prompt. `kept`: the share of a window's `facts` that its summary
+    keeps. `found`: the share kept of the `needed` facts, which the next window's answers name again, with its 95% interval, clustered by
+    person. `rewards`: None until there are sessions with and without summaries.
 
     Example: ``compactions_now(summary.compactions)``
     """
@@ -283,7 +288,7 @@ class CompactionsNow:
 
 
 def compactions_now(tally: CompactionTally) -> CompactionsNow | None:
-    """The figures; None before the first summary."""
+    """Return the figures; None before the first summary."""
     if not tally.asked:
         return None
     summaries = tally.summaries()
@@ -312,13 +317,13 @@ def compactions_now(tally: CompactionTally) -> CompactionsNow | None:
 
 
 def prompt_lengths(tally: CompactionTally) -> tuple[int, Sequence[int]]:
-    """The longest prompt of the newest long sessions, and for each the longest with which a window began, in tokens."""
+    """Return the longest prompt of the newest long sessions and, for each session, the longest with which a window began, in tokens."""
     rated = tally.sessions.values()
     return max((each.longest for each in rated), default=0), [each.opening for each in rated]
 
 
 def _rewards(tally: CompactionTally) -> SessionRewards | None:
-    """Sessions that were summarised beside the others. Both lie in [-1, 1]; the interval's formula takes shares."""
+    """Compare sessions with and without summaries. Rewards are in [-1, 1]; the interval is computed on shares in [0, 1]."""
     sides: tuple[dict[Person, tuple[float, float]], ...] = ({}, {})
     for (tenant, _), rated in tally.sessions.items():
         if rated.count:
@@ -337,7 +342,7 @@ def _rewards(tally: CompactionTally) -> SessionRewards | None:
 
 
 def facts_sentence(found: CompactionsNow) -> str:
-    """Which facts summaries keep, in one sentence.
+    """Describe in one sentence which facts summaries keep.
 
     Example: "summaries keep 61% of the facts that answers named before them, and 84% [71%, 92%] of the 312 that answers name again"
     """
@@ -353,7 +358,7 @@ def facts_sentence(found: CompactionsNow) -> str:
 
 
 def rewards_sentence(found: CompactionsNow) -> str:
-    """What followed summaries, in one sentence with its interval or what it still lacks.
+    """Describe in one sentence the rewards after summaries, with the interval or what is missing for it.
 
     Example: "sessions that were summarised earn +0.31, other long ones +0.40: -0.09, 95% [-0.20, +0.02]"
     """
@@ -369,7 +374,7 @@ def rewards_sentence(found: CompactionsNow) -> str:
 
 
 def compactions_line(found: CompactionsNow) -> str:
-    """Summaries in one line, for a terminal."""
+    """Describe summaries in one line, for a terminal."""
     words = f"summaries: {found.asked} sampled, {found.begun} windows began with one"
     if found.seen:
         words += f"; median {found.tokens:.0f} tokens, 1/{found.ratio:.0f} of the prompt, of which {100 * found.left:.0f}% are left"

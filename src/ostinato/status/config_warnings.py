@@ -1,4 +1,4 @@
-"""What a configuration leaves unguarded, as warnings in a line each: users whom nobody proves, and users whom nobody watches."""
+"""Warnings about what a configuration leaves unguarded, one line each: users who are not verified, and users whom nothing monitors."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from ostinato.serve.auth import client_keys, key_holders
 
 
 def config_warnings(config: Config) -> dict[str, str]:
-    """The warnings that are due, by the worker that each is about."""
+    """Return the warnings that apply, as {worker: warning}."""
     found = {"train": unproven_users(config), "release": unwatched_users(config)}
     return {worker: words for worker, words in found.items() if words}
 
 
 def unwatched_users(config: Config) -> str:
-    """The warning that versions ship by themselves and nothing compares what users then do with anything; "" where it is not due."""
+    """Return the warning that versions ship automatically and nothing compares users' behaviour afterwards; "" if it does not apply."""
     ships = bool(config.evaluate.suite) and config.release.approval == "auto" and config.learn.source != "worlds"
     if not ships or config.release.canary or config.serve.control_share:
         return ""
@@ -25,9 +25,9 @@ def unwatched_users(config: Config) -> str:
 
 
 def unproven_users(config: Config) -> str:
-    """The warning, in a line for people, that users are only declared although several tenants teach one model; "" where it is not due.
+    """Return the warning that users are only declared although several tenants teach one model; "" if it does not apply.
 
-    One tenant alone would only cheat itself. Keys that cannot be read are reported elsewhere.
+    A single tenant would only cheat itself. Keys that cannot be read are reported elsewhere.
     """
     try:
         tenants = key_holders(client_keys(config.serve.api_keys, config.serve.api_keys_file))

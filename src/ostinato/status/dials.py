@@ -1,4 +1,4 @@
-"""What people's dials do, as an operator sees it: those who may have them beside the holdout, and how their dials differ."""
+"""The effect of people's dials, for an operator: people with dials compared with the holdout, and how their dials are distributed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ostinato.status.run_report import Curve
 from ostinato.status.summary import RatedTurn, Summary
 
 DIALS, HOLDOUT = "dials", "holdout"
-"""The names of the two sides' curves."""
+"""The names of the curves of the two sides."""
 UNFITTED = (
     "the live version has no basis, so nobody's answers lean: run `ostinato adapt fit` with the run's settings beside it, and after each "
     "release"
@@ -26,10 +26,11 @@ REFUSED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialsNow:
-    """The dials of a run whose `adapt.mode` is not off. `fitted`: the live version has a basis, and the gateway uses it; `refused`: it has
-    one that the gateway does not use. `effect`: None before the first turn that counts. `curves`: both sides' acceptance over the newest
-    rated turns, minutes from `since` on. `spread`: by dial the quantiles 10, 25, 50, 75 and 90% over `people` people, who began anew
-    `resets` times; empty if there are too few.
+    """The dials of a run whose `adapt.mode` is not off.
+
+    `fitted`: the live version has a basis that the gateway uses; `refused`: it has one that the gateway does not use. `effect`: None before
+    the first turn that counts. `curves`: acceptance of both sides over the newest rated turns, in minutes since `since`. `spread`: {dial:
+    quantiles 10, 25, 50, 75 and 90%} over `people` people, empty if there are too few; `resets`: how often people reset their dials.
     """
 
     fitted: bool
@@ -43,13 +44,13 @@ class DialsNow:
 
     @property
     def missing(self) -> str:
-        """Why nobody's answers lean, with the remedy; "" if the live version has a basis that is used."""
+        """Why nobody's answers are steered, with the remedy; "" if the live version has a basis that is used."""
         return "" if self.fitted else REFUSED if self.refused else UNFITTED
 
 
 class DialRules(Protocol):
-    """The settings that count here (`adapt`). `mode` "off": nobody has dials; `holdout`: the share of people who are held out; `without`:
-    the tenants whose people have no dials.
+    """The settings of `adapt` that are used here. `mode` "off": nobody has dials. `holdout`: the share of people held out. `without`: the
+    tenants whose people have no dials.
     """
 
     @property
@@ -61,13 +62,13 @@ class DialRules(Protocol):
 
 
 def refused_bases(serve: Sequence[Mapping[str, Any]]) -> frozenset[str]:
-    """The hashes of the weights whose basis the gateway does not use, by the serving worker's newest lines."""
+    """Return the hashes of the weights whose basis the gateway does not use, from the serving worker's newest lines."""
     told = newest_line(serve, "bases") or {}
     return frozenset(map(str, told.get("refused", ())))
 
 
 def dials_now(rules: DialRules, seen: Summary, live: str | None, serve: Sequence[Mapping[str, Any]]) -> DialsNow | None:
-    """The state of the dials; None if they are off. `live`: the live version's hash, `serve`: the serving worker's newest lines."""
+    """Return the state of the dials; None if they are off. `live`: the live version's hash. `serve`: the serving worker's newest lines."""
     if rules.mode == "off":
         return None
     told = newest_line(serve, "dials") or {}
@@ -90,7 +91,7 @@ def dials_now(rules: DialRules, seen: Summary, live: str | None, serve: Sequence
 
 
 def effect_sentence(found: DialsNow) -> str:
-    """The effect in one sentence, with its interval or what it still lacks.
+    """Describe the effect in one sentence, with its interval or what is missing for it.
 
     Example: "people with dials accept 62.0%, the holdout 55.0%: +7.0 pp, 95% [+1.2, +12.8]"
     """
@@ -105,7 +106,7 @@ def effect_sentence(found: DialsNow) -> str:
 
 
 def dials_line(found: DialsNow) -> str:
-    """The dials in one line, for a terminal."""
+    """Describe the dials in one line, for a terminal."""
     effect, words = found.effect, effect_sentence(found)
     if effect is None:
         return f"dials: {words}"
@@ -116,14 +117,14 @@ def dials_line(found: DialsNow) -> str:
 
 
 def cautions(found: DialsNow) -> list[str]:
-    """What an operator must know before believing the difference."""
+    """Return what an operator must know before trusting the difference."""
     effect = found.effect
-    said = [] if found.fitted or effect is None or effect.accepted is None else [found.missing]
+    sentences = [] if found.fitted or effect is None or effect.accepted is None else [found.missing]
     if effect is not None and effect.mixed:
-        said.append(
+        sentences.append(
             f"{effect.mixed} people of the holdout had dials before adapt.holdout was raised: the difference is too small until both "
             "sides are counted anew, within four weeks"
         )
     if effect is not None and effect.full:
-        said.append("not all people are counted: the 10,000 who came first in each two weeks")
-    return said
+        sentences.append("not all people are counted: the 10,000 who came first in each two weeks")
+    return sentences

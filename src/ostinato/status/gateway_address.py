@@ -1,4 +1,4 @@
-"""The gateway's address, read from the file that it writes: its URL and the process that wrote it, so that a stale file is ignored."""
+"""The gateway's address file: its URL and the process that wrote it, by which a stale file is recognised."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def read_address(path: Path, writer: int | None = None) -> str | None:
-    """The gateway's URL; None if the file is missing or damaged, or if the process that wrote it is dead or is not `writer`."""
+    """Return the gateway's URL; None if the file is missing or damaged, or if its writer is dead or is not process `writer`."""
     try:
         url, mark = path.read_text(errors="replace").splitlines()
         pid = int(mark.split()[0])
@@ -17,7 +17,7 @@ def read_address(path: Path, writer: int | None = None) -> str | None:
 
 
 def process_mark(pid: int) -> str | None:
-    """Identifies a process by its pid and, where the system reports it, its start time; None if the process is dead."""
+    """Return a process's identity, its pid and, where the system reports it, its start time; None if the process is dead."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -25,7 +25,7 @@ def process_mark(pid: int) -> str | None:
     except PermissionError:
         pass
     try:
-        # the program's name, which may hold anything, ends at the last ")"; then come the state, ..., and as the 22nd field the start
+        # the program's name may contain anything but ends at the last ")"; the start time is field 22 of the line
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return f"{pid} 0"

@@ -1,4 +1,4 @@
-"""Queries on the page's index, and the threads that ask them. Each has a deadline, uses the SQL indexes and returns one page of rows."""
+"""Queries on the page's index, and their threads. Each query has a deadline, uses the SQL indexes and returns one page of rows."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from ostinato.status.releases import LedgerEvent, ReleaseLine, ReleaseList
 PAGE_ROWS = 50
 MOST_COUNTED = 10_000
 LONGEST_S = 0.15
-"""How long one question may take before it is given up."""
+"""Deadline of one query."""
 THREADS = 2
-"""Tenants' pages are made one at a time, which leaves the other for the operator."""
-_NEWEST = 1_000  # of a tenant's turns, whose outcomes it may choose from
-_INSTRUCTIONS = 2_000  # of SQLite's virtual machine, between two looks at the clock
+"""Tenants' pages are made one at a time, which leaves the other thread for the operator."""
+_NEWEST = 1_000  # newest turns of a tenant whose outcomes are offered as filters
+_INSTRUCTIONS = 2_000  # instructions of SQLite's virtual machine between two checks of the deadline
 _EVENT = "seq, id, action, number, hash, previous_number, previous_hash, reason, at, void"
 _VERSION = "seq, number, hash, state, verdict, difference, lower, upper, margin, looks, reason, at"
 _WORD = re.compile(r"[^\W_]+")
-"""Words as the index cuts them. Nothing else reaches FTS5, so that a typed query cannot use its operators."""
+"""Words as the index tokenizes them. Nothing else reaches FTS5, so that a typed query cannot use its operators."""
 _T = TypeVar("_T")
 
 
 class TooWide(OstinatoError):
-    """A search that took too long was given up."""
+    """A search that took too long and was stopped."""
 
     status = 503
     code = "too_wide"
@@ -43,9 +43,9 @@ class TooWide(OstinatoError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnQuery:
-    """Which turns to list. "" and None stand for any. `outcome` is trained, rewarded, waiting, or a reason of a holdback.
+    """Which turns to list. "" and None mean any. `outcome` is trained, rewarded, waiting, or the reason of a holdback.
 
-    `before` and `after` are places in the log: turns older than `before`, or newer than `after`. A tenant cannot choose `tenant`.
+    `before` and `after` are cursors: turns older than `before`, or newer than `after`. A tenant's viewer cannot choose `tenant`.
     """
 
     tenant: str | None = None
@@ -60,7 +60,7 @@ class TurnQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlarmLine:
-    """One change of an alarm. `standing`: it is raised now."""
+    """One change of an alarm. `standing`: the alarm is raised."""
 
     name: str
     reason: str
@@ -70,7 +70,7 @@ class AlarmLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlarmList:
-    """The standing alarms, and a page of the alarms raised and cleared before, newest first."""
+    """The alarms that are raised now, and a page of past changes, newest first."""
 
     standing: tuple[AlarmLine, ...]
     rows: tuple[AlarmLine, ...]
@@ -79,7 +79,7 @@ class AlarmList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexedTurn:
-    """A turn's row in the index. `outcome` is waiting, rewarded, trained, or why it was held back (`reason`)."""
+    """A turn's row in the index. `outcome` is waiting, rewarded, trained, or the reason for which it was held back (`reason`)."""
 
     seq: Cursor
     id: str
@@ -94,7 +94,7 @@ class IndexedTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnPage:
-    """A page of turns, newest first. `count` stops at `MOST_COUNTED` + 1, which is also its value if counting took too long."""
+    """A page of turns, newest first. `count` is capped at `MOST_COUNTED` + 1, its value also if counting took too long."""
 
     rows: tuple[IndexedTurn, ...]
     older: Cursor | None
@@ -104,7 +104,7 @@ class TurnPage:
 
 
 class IndexQueries:
-    """Reads the index at `path`. Every method opens its own connection, so that threads may call it concurrently."""
+    """Queries on the index at `path`. Every method opens its own connection, so that threads may call it concurrently."""
 
     def __init__(self, path: Path, *, longest_s: float = LONGEST_S) -> None:
         self._path, self._longest_s = path, longest_s
@@ -112,7 +112,7 @@ class IndexQueries:
     # ------------------------------------------------------------ turns
 
     def turns(self, query: TurnQuery) -> TurnPage:
-        """The turns that match a query. Raises TooWide, Unavailable."""
+        """Return the turns that match a query. Raises TooWide, Unavailable."""
         where, values = _conditions(query)
         with self.open() as db:
             outcomes = tuple(name for (name,) in self._outcomes(db, query.tenant))
@@ -127,12 +127,12 @@ class IndexQueries:
         return TurnPage(rows=tuple(rows[:PAGE_ROWS]), older=older, newer=newer, count=count, outcomes=outcomes)
 
     def turn(self, id: str, tenant: str | None) -> IndexedTurn | None:
-        """One turn's row, if it is this tenant's (None: anybody's)."""
+        """Return one turn's row; None if it is another tenant's (`tenant` None: any tenant's)."""
         sql = "SELECT seq, id, outcome, value, step FROM turns WHERE id = ? AND (?2 IS NULL OR tenant = ?2)"
-        return next(map(_found, self.rows(sql, id, tenant)), None)
+        return next(map(_turn_row, self.rows(sql, id, tenant)), None)
 
     def signals(self, turns: Mapping[str, str]) -> dict[str, list[tuple[str, str]]]:
-        """Id and name of each turn's newest hundred signals in log order. `turns`: its tenant, whose signals alone count, by turn."""
+        """Return (id, name) of each turn's newest hundred signals, in log order. `turns`: {turn: its tenant}; only its signals count."""
         newest = "SELECT id, name, seq FROM signals WHERE turn = ? AND tenant = ? ORDER BY seq DESC LIMIT 100"
         with self.open() as db:
             return {
@@ -141,7 +141,7 @@ class IndexQueries:
             }
 
     def _outcomes(self, db: Any, tenant: str | None) -> Any:
-        """The outcomes to choose from: of a tenant's newest turns, if it is one's, as others' reasons are for nobody else."""
+        """Return the outcomes to filter by; a tenant sees only those of its own newest turns, because others' reasons are confidential."""
         if tenant is None:
             return db.execute("SELECT name FROM outcomes ORDER BY name LIMIT 100")
         newest = "SELECT outcome FROM turns INDEXED BY turns_by_tenant WHERE tenant = ? ORDER BY seq DESC LIMIT ?"
@@ -157,7 +157,7 @@ class IndexQueries:
         elif query.before is not None:
             place, bounds = f" AND {at} < ?", [query.before]
         sql = f"SELECT turns.seq, id, outcome, value, step FROM {where}{place} ORDER BY {at} {order} LIMIT {PAGE_ROWS + 1}"
-        return [_found(row) for row in db.execute(sql, values + bounds)]
+        return [_turn_row(row) for row in db.execute(sql, values + bounds)]
 
     def _count(self, db: Any, where: str, values: list[Any]) -> int:
         try:
@@ -171,7 +171,7 @@ class IndexQueries:
     # ------------------------------------------------------------ the ledger
 
     def releases(self, before: Cursor | None) -> ReleaseList:
-        """A page of versions, the last decided first."""
+        """Return a page of versions, the last decided first."""
         with self.open() as db:
             sql = f"SELECT {_VERSION} FROM versions WHERE seq < ? ORDER BY seq DESC LIMIT {PAGE_ROWS + 1}"
             found = db.execute(sql, ((1 << 62) if before is None else before,)).fetchall()
@@ -184,9 +184,10 @@ class IndexQueries:
     def release(
         self, root: str
     ) -> tuple[ReleaseLine, list[LedgerEvent], PolicyVersion | None, PolicyVersion | None] | None:
-        """The one version of this name, its newest hundred events, the live version, and the one that a rollback would restore.
+        """Return one version, its newest hundred events, the live version, and the version that a rollback would restore.
 
-        `root` is live, v12 (the newest of that number: there may be another from before training went back), or a prefix of the hash.
+        `root` is "live", "v12" (the newest of that number, since training that went back reuses numbers), or a prefix of the hash. None
+        unless exactly one version matches.
         """
         with self.open() as db:
             live, previous = self._chain(db)
@@ -208,7 +209,7 @@ class IndexQueries:
         return line, events, live, previous
 
     def shipped_since(self, step: int) -> LedgerEvent | None:
-        """The first release of a version with this step behind it: none after the trainer went back to one from before the step."""
+        """Return the first release of a version trained on this step. None if the trainer went back to a version before the step first."""
         gone = "SELECT min(first) FROM returns WHERE first > ?1 AND base < ?1"
         sql = (
             f"SELECT {_EVENT} FROM events WHERE action = 'shipped' AND number >= ?1 AND number < ifnull(({gone}), 1 << 62) "
@@ -217,7 +218,7 @@ class IndexQueries:
         return next(map(_event, self.rows(sql, step)), None)
 
     def shipped(self, most: int) -> list[LedgerEvent]:
-        """The newest releases and rollbacks, the last first."""
+        """Return the newest releases and rollbacks, the last first."""
         sql = f"SELECT {_EVENT} FROM events WHERE +action IN ('shipped', 'rolled_back') ORDER BY seq DESC LIMIT ?"
         return [_event(row) for row in self.rows(sql, most)]
 
@@ -229,7 +230,7 @@ class IndexQueries:
     # ------------------------------------------------------------ alarms
 
     def alarms(self, before: Cursor | None) -> AlarmList:
-        """The standing alarms, and a page of the alarms raised and cleared."""
+        """Return the alarms that are raised now, and a page of past changes."""
         with self.open() as db:
             last = "SELECT max(seq) FROM alarms GROUP BY name"
             sql = f"SELECT name, reason, at FROM alarms WHERE seq IN ({last}) AND standing ORDER BY at DESC LIMIT 200"
@@ -246,20 +247,20 @@ class IndexQueries:
         )
 
     def alarm(self, name: str) -> tuple[Cursor, bool] | None:
-        """The cursor of an alarm's last row in the log, and whether the alarm stands."""
+        """Return the cursor of an alarm's last row in the log, and whether the alarm is raised."""
         found = self.rows("SELECT seq, standing FROM alarms WHERE name = ? ORDER BY seq DESC LIMIT 1", name)
         return next(((seq, bool(standing)) for seq, standing in found), None)
 
-    # ------------------------------------------------------------ one question
+    # ------------------------------------------------------------ running a query
 
     def rows(self, sql: str, *values: Any) -> list[Any]:
-        """All rows of one query. Raises TooWide, Unavailable."""
+        """Return all rows of one query. Raises TooWide, Unavailable."""
         with self.open() as db:
             return db.execute(sql, values).fetchall()
 
     @contextlib.contextmanager
     def open(self) -> Generator[Any]:
-        """A connection whose queries are interrupted at the deadline. Raises TooWide, Unavailable."""
+        """Yield a connection whose queries are interrupted at the deadline. Raises TooWide, Unavailable."""
         until = time.monotonic() + self._longest_s
         try:
             db = connect(self._path, write=False)
@@ -281,15 +282,15 @@ class IndexQueries:
 
 
 def match_of(text: str) -> str:
-    """Typed text as an FTS5 query in which every word must occur. "" if there is no word.
+    """Return typed text as an FTS5 query in which every word must occur; "" if there is no word.
 
-    Prefixes of words are not searched for, because FTS5 would collect all matches before it returns the newest.
+    It does not search for prefixes of words, because FTS5 would collect all matches before returning the newest.
     """
     return " ".join(f'"{word}"' for word in _WORD.findall(text))
 
 
 def _conditions(query: TurnQuery) -> tuple[str, list[Any]]:
-    """The tables and conditions of a query, with the values of its placeholders. The narrowest filter chooses the SQL index."""
+    """Return the tables and conditions of a query, and the values of its placeholders. The narrowest filter determines the SQL index."""
     asked: Mapping[str, Any] = {
         "user": query.user or None,
         "version": query.version,
@@ -299,7 +300,7 @@ def _conditions(query: TurnQuery) -> tuple[str, list[Any]]:
     }
     chosen = {name: value for name, value in asked.items() if value is not None}
     parts, values = [f"turns.{name} = ?" for name in chosen], list(chosen.values())
-    # a tenant's search takes as long whatever other tenants' people are called
+    # with the tenant in the index, the time of a tenant's search does not depend on other tenants' users of the same name
     narrowest = "tenant_user" if {"tenant", "user"} <= chosen.keys() else next(iter(chosen), "")
     tables = f"turns INDEXED BY turns_by_{narrowest}" if narrowest else "turns"
     if match := match_of(query.text):
@@ -312,7 +313,7 @@ def _conditions(query: TurnQuery) -> tuple[str, list[Any]]:
     return f"{tables} WHERE {' AND '.join(parts) or 'TRUE'}", values
 
 
-def _found(row: Sequence[Any]) -> IndexedTurn:
+def _turn_row(row: Sequence[Any]) -> IndexedTurn:
     seq, id, outcome, value, step = row
     return IndexedTurn(seq=seq, id=id, outcome=outcome, value=value, step=step)
 
@@ -332,30 +333,30 @@ def _line(row: Sequence[Any], live: PolicyVersion | None) -> ReleaseLine:
     return ReleaseLine(policy=policy, live=policy == live, **found)
 
 
-# ---------------------------------------------------------------- its threads
+# ---------------------------------------------------------------- threads
 
 
 class Threads:
-    """The page's own thread pool, for its questions and what is put into words and drawn: nothing else waits for viewers. Close it."""
+    """The page's own thread pool, for its queries, texts and charts, so that nothing else waits for viewers. Close it when done."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="ostinato-page")
         self._closed = False
 
     async def ask(self, question: Callable[[], _T], /) -> _T:
-        """Run a blocking question and return its result. Raises its errors, and Unavailable after `close`."""
+        """Run a blocking function and return its result. Raises its errors, and Unavailable after `close`."""
         if self._closed:
             raise Unavailable("the page is closed because the gateway is stopping; try again in a moment")
         return await asyncio.get_running_loop().run_in_executor(self._pool, question)
 
     async def ask_index(self, question: Callable[[], _T], otherwise: _T) -> _T:
-        """The index's answer, or `otherwise` if it takes too long or cannot be read, so that the rest can still be shown."""
+        """Return the index's answer; `otherwise` if it takes too long or cannot be read, so that the rest can still be shown."""
         try:
             return await self.ask(question)
         except (TooWide, Unavailable):
             return otherwise
 
     def close(self) -> None:
-        """Start no further question; one that is running ends by itself."""
+        """Start no further function; one that is running ends by itself."""
         self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)

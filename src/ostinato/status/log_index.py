@@ -1,11 +1,11 @@
 """The page's index of the log: narrow tables for queries by user, arm, version, outcome and word.
 
-It holds nothing that the log does not, may be deleted at any time, and is then filled again. Answers are in it only as words without their
-order, and only if the log itself is not encrypted, because a forgotten person's words must not remain anywhere.
+It holds nothing that the log does not, may be deleted at any time, and is then rebuilt. Of answers it holds only the set of words, without
+their order, and only if the log itself is not encrypted, because a forgotten person's words must not remain anywhere.
 
-It is filled in slices that never take more than a share of the time. Turns are read from both ends: new rows first, then the rows below
-those already read, so that the newest turns of an old log can be found at once. Decisions (releases and alarms) are few rows, and are
-read upwards, because their order matters.
+The index is filled in slices that never take more than a share of the time. Turns are read from both ends: new rows first, then rows below
+those already read, so that the newest turns of an old log can be found at once. Decisions (releases and alarms) are few rows, and are read
+upwards, because their order matters.
 """
 
 from __future__ import annotations
@@ -64,20 +64,20 @@ _STATEMENTS = (
 
 
 def open_index(path: Path) -> Any:
-    """A connection that writes. A file that is damaged, or of another version, is rebuilt. Raises OSError, the driver's error."""
+    """Open the index for writing. A file that is damaged or of another version is rebuilt. Raises OSError, the driver's error."""
     for _ in range(2):
         if not path.exists():
             create(path, _build)
         connection = connect(path, write=True)
-        # no commit waits for the disk, but a power cut tears nothing: a name that was taken out must not come back under a later cursor
+        # commits need no fsync but stay in order: an erased name must not come back under a later cursor after a power cut
         connection.execute("PRAGMA synchronous=NORMAL")
-        # what is deleted leaves no trace in the file
+        # deleted rows leave no trace in the file
         connection.execute("PRAGMA secure_delete=ON")
         if _is_sound(connection):
             return connection
         connection.close()
         remove(path)
-    raise driver.OperationalError(f"{path} cannot be made")
+    raise driver.OperationalError(f"{path} cannot be created")
 
 
 def _build(connection: Any) -> None:
@@ -91,7 +91,7 @@ def _is_sound(connection: Any) -> bool:
     return False
 
 
-# ---------------------------------------------------------------- the index
+# ---------------------------------------------------------------- writing the index
 
 
 SERVED: frozenset[type] = frozenset({Turn, Signal, Reward, Quarantine, Holdback, Batch})
@@ -103,13 +103,13 @@ _SETTLE = (
     "step = ifnull(?4, step)"
 )
 
-_DROPPED = 2_000  # turns of one transaction
+_DROP_BATCH = 2_000  # turns deleted in one transaction
 
 Rows = Sequence[tuple[Cursor, Row]]
 
 
 class PageIndex:
-    """Write access to the index, for one writer. Methods block and run one at a time, so call them in a thread; the first opens the file.
+    """Write access to the index, for one writer. Methods block and run one at a time, so call them on a thread. The first opens the file.
 
     `words`: whether answers may be searched by word. Every method raises OSError and the driver's errors.
     """
@@ -120,10 +120,10 @@ class PageIndex:
         self._lock = threading.Lock()
         self._opened: Any = None
         self.ledger = State()
-        """The release ledger's state after the decisions that the file has. Who opens a file that has some must set it."""
+        """The release ledger's state after the decisions in the file. A caller that opens a file with decisions must set it."""
         self.forgotten: dict[tuple[str, str | None], Cursor] = {}
-        """Who was forgotten, and where in the log: turns below it belong to nobody. Set like `ledger`, as the file must name nobody."""
-        self._traces = False  # something was deleted that SQLite's files beside the index may still hold
+        """Who was forgotten, and at which cursor: earlier turns belong to nobody. Set like `ledger`, because the file must name nobody."""
+        self._traces = False  # SQLite's WAL may still hold deleted rows
 
     @property
     def _db(self) -> Any:
@@ -140,14 +140,14 @@ class PageIndex:
             self._close()
 
     def start_over(self) -> None:
-        """Delete the file, because the log is another one or the file is damaged."""
+        """Delete the file, because the log is a different one or the file is damaged."""
         with self._lock:
             self._close()
             remove(self.path)
             self.ledger, self.forgotten = State(), {}
 
     def cursors(self) -> dict[str, int]:
-        """How far the log was read: `decided` upwards; turns between `low` and `high`."""
+        """Return how far the log was read: decisions up to `decided`, turns between `low` and `high`."""
         with self._lock:
             return dict(self._db.execute("SELECT name, value FROM state"))
 
@@ -170,9 +170,11 @@ class PageIndex:
                 raise
 
     def drop(self, horizon: Cursor) -> int:
-        """Remove turns that the log may have dropped, some at a time; returns how many."""
+        """Remove a batch of turns that the log may have dropped; return how many."""
         with self._lock:
-            oldest = self._db.execute("SELECT seq FROM turns WHERE seq <= ? ORDER BY seq LIMIT ?", (horizon, _DROPPED))
+            oldest = self._db.execute(
+                "SELECT seq FROM turns WHERE seq <= ? ORDER BY seq LIMIT ?", (horizon, _DROP_BATCH)
+            )
             places = oldest.fetchall()
             if places:
                 with transaction(self._db):
@@ -181,12 +183,12 @@ class PageIndex:
                         self._db.executemany("DELETE FROM words WHERE rowid = ?", places)
                     self._db.execute("DELETE FROM signals WHERE seq <= ?", places[-1])
                 self._traces = True
-            if self._traces and len(places) < _DROPPED:
+            if self._traces and len(places) < _DROP_BATCH:
                 self._traces = not self._clean()
             return len(places)
 
     def _clean(self) -> bool:
-        """Leave no trace of deleted rows in the files; False if a reader prevents it. The index of words only marks what is deleted."""
+        """Erase deleted rows from the files, including the word index, which only marks deletions. Return False if a reader prevents it."""
         if self.words:
             self._db.execute("INSERT INTO words(words) VALUES ('optimize')")
         busy, _, _ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -219,14 +221,14 @@ class PageIndex:
                 pass
 
     def _forget(self, seq: Cursor, row: Forgotten) -> None:
-        """Take the name out of a person's turns."""
+        """Remove a person's name from their turns."""
         self.forgotten[row.tenant, row.user] = seq
         theirs = "UPDATE turns SET user = '' WHERE tenant = ? AND seq < ? AND (? IS NULL OR user = ?)"
         self._db.execute(theirs, (row.tenant, seq, row.user, row.user))
         self._traces = True
 
     def _user(self, seq: Cursor, turn: Turn) -> str:
-        """A turn's user, "" if it is from before they were forgotten: reading also goes backwards."""
+        """Return a turn's user; "" if the turn is from before the user was forgotten (turns are also read backwards)."""
         gone = max(self.forgotten.get((turn.tenant, user), 0) for user in (turn.user, None))
         return "" if seq < gone else turn.user
 
@@ -244,13 +246,13 @@ class PageIndex:
     def _settle(
         self, turns: Sequence[str], outcome: str, kind: type, value: float | None = None, step: int | None = None
     ) -> None:
-        """Record the outcome of turns, some of which may not have been read yet, because reading also goes backwards."""
+        """Record the outcome of turns. Some may not be in the index yet, because turns are also read backwards."""
         self._db.execute("INSERT OR IGNORE INTO outcomes VALUES (?)", (outcome,))
-        said = (outcome, _RANK[kind], value, step)
+        values = (outcome, _RANK[kind], value, step)
         for turn in turns:
-            if not self._db.execute(f"UPDATE turns SET {_SETTLE} WHERE id = ?5", (*said, turn)).rowcount:
+            if not self._db.execute(f"UPDATE turns SET {_SETTLE} WHERE id = ?5", (*values, turn)).rowcount:
                 insert = "INSERT INTO loose (outcome, rank, value, step, turn) VALUES (?1, ?2, ?3, ?4, ?5)"
-                self._db.execute(f"{insert} ON CONFLICT (turn) DO UPDATE SET {_SETTLE}", (*said, turn))
+                self._db.execute(f"{insert} ON CONFLICT (turn) DO UPDATE SET {_SETTLE}", (*values, turn))
 
     def _alarm(self, seq: Cursor, alarm: Alarm) -> None:
         values = (seq, alarm.name, alarm.reason, alarm.at, int(alarm.state is AlarmState.RAISED))
@@ -259,7 +261,7 @@ class PageIndex:
     # ------------------------------------------------------------ the ledger
 
     def _event(self, seq: Cursor, event: ReleaseEvent) -> None:
-        """Write a line of the release ledger. What is live, and what a rollback takes back, is for `release.ledger` to say."""
+        """Write an event of the release ledger. `release.ledger` decides what is live, and what a rollback takes back."""
         policy, previous = event.policy, event.previous
         before = (None, None) if previous is None else (previous.number, previous.hash)
         void = is_void(self.ledger, event)
@@ -295,7 +297,7 @@ class PageIndex:
 
 
 def _folded(state: State, event: ReleaseEvent) -> State:
-    """The ledger after one more line. A malformed one changes nothing: it stops the release worker, and the page must show why."""
+    """Return the ledger after one more event. A malformed one changes nothing: it stops the release worker, and the page must show why."""
     return _tolerant(lambda: fold(state, event), state)
 
 
@@ -307,22 +309,22 @@ def _tolerant(read: Callable[[], _T], otherwise: _T) -> _T:
 
 
 def is_expected(error: Exception) -> bool:
-    """True for errors that disks and other processes cause; anything else is a bug."""
+    """Return True for errors that disks and other processes cause; any other error is a bug."""
     return isinstance(error, OstinatoError | OSError | driver.OperationalError)
 
 
 def is_damaged(error: Exception) -> bool:
-    """True if the file is damaged, so that rebuilding it helps."""
+    """Return True if the file is damaged, so that rebuilding it helps."""
     return isinstance(error, driver.DatabaseError) and not isinstance(error, driver.OperationalError)
 
 
 def mapping(value: object) -> Mapping[str, Any]:
-    """A JSON object, {} for anything else."""
+    """Return a JSON object; {} for anything else."""
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 
 def finite(value: object) -> float | None:
-    """A number that can be drawn, or None."""
+    """Return a number that can be drawn; None for anything else."""
     known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return float(cast("float", value)) if known else None
 
@@ -335,14 +337,14 @@ logger = logging.getLogger(__name__)
 SLICE = 1_000
 """Rows of one transaction."""
 BUSY, IDLE = 0.5, 0.05
-"""Share of the time that the feed may take while the page is watched, and while it is not."""
+"""The largest share of the time that the feed takes while somebody watches the page, and while nobody does."""
 _LOOK_S = 1.0
-_AT_ONCE = 128
-"""Lines of the release ledger folded before yielding to the event loop."""
+_YIELD_EVERY = 128
+"""Events of the release ledger that are folded before yielding to the event loop."""
 
 
 class Feed:
-    """Keeps one index up to date with one log. `watched` says whether somebody watches the page."""
+    """Keeps one index up to date with one log. `watched` returns whether somebody watches the page."""
 
     def __init__(self, log: RowLog, index: PageIndex, watched: Callable[[], bool]) -> None:
         self._log = log
@@ -353,7 +355,7 @@ class Feed:
         self.unread_decisions = 0
 
     async def keep(self) -> None:
-        """Run until cancelled. A failed step is tried again; a damaged index is rebuilt."""
+        """Run until cancelled. A failed step is retried; a damaged index is rebuilt."""
         loop, failing = asyncio.get_running_loop(), ""
         while True:
             began, more = loop.time(), False
@@ -380,7 +382,7 @@ class Feed:
         self.unread_decisions = 0
 
     async def step(self) -> bool:
-        """Read one slice of each kind that is due; True if more is due. Raises the log's and the driver's errors."""
+        """Read one slice of each kind that is due; return True if more is due. Raises the log's and the driver's errors."""
         newest = await asyncio.to_thread(self._log.newest)
         at = await self._start(newest)
         more = await self._upwards(at, "decided", newest, DECIDED)
@@ -403,7 +405,7 @@ class Feed:
             at = await asyncio.to_thread(self._index.cursors)
             self._index.ledger = await self._ledger(at.get("decided", 0))
             self._index.forgotten = await self._forgotten()
-        if not at or max(at.values()) > newest:  # a log that was restored is another log
+        if not at or max(at.values()) > newest:  # a shorter log was restored, which is a different log
             if at:
                 await self._start_over()
             at = {"decided": 0, "low": newest, "high": newest}
@@ -415,19 +417,19 @@ class Feed:
         return {(row.tenant, row.user): seq for seq, row in rows if isinstance(row, Forgotten)}
 
     async def _ledger(self, decided: Cursor) -> State:
-        """The release ledger's state at a place in the log. Its lines are few, and never dropped."""
+        """Return the release ledger's state at a cursor. Its events are few, and never dropped."""
         state = State()
         async for seq, row in self._log.read(0, {ReleaseEvent}):
             if seq > decided:
                 break
             if isinstance(row, ReleaseEvent):
                 state = _folded(state, row)
-            if state.events % _AT_ONCE == 0:
+            if state.events % _YIELD_EVERY == 0:
                 await asyncio.sleep(0)
         return state
 
     async def _upwards(self, at: dict[str, int], cursor: str, newest: Cursor, kinds: frozenset[type]) -> bool:
-        """Read one slice of rows of these kinds above the cursor; True if there are more."""
+        """Read one slice of rows of these kinds above the cursor; return True if there are more."""
         if at[cursor] >= newest:
             return False
         rows, upto = await self._slice(at[cursor], newest, kinds)
@@ -440,14 +442,14 @@ class Feed:
             return False
         start = max(0, low - SLICE)
         rows, upto = await self._slice(start, low, SERVED)
-        assert upto == low  # a slice spans `SLICE` cursors at most, so it holds no more rows
+        assert upto == low  # a slice spans at most `SLICE` sequence numbers, so it cannot hold more rows
         await self._write(at, rows, "low", start)
         return start > 0
 
     async def _slice(
         self, after: Cursor, end: Cursor, kinds: frozenset[type]
     ) -> tuple[list[tuple[Cursor, Row]], Cursor]:
-        """At most `SLICE` rows above `after`, and the cursor up to which they are complete."""
+        """Return at most `SLICE` rows above `after`, and the cursor up to which they are complete."""
         rows: list[tuple[Cursor, Row]] = []
         async for seq, row in self._log.read(after, set(kinds)):
             if seq > end:

@@ -1,4 +1,4 @@
-"""A demo's run observed from outside, by following its log and its workers' progress lines; and the figures of the report on it."""
+"""Observes a demo's run from outside, by following its log and its workers' progress lines, and computes the figures of its report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ostinato.status.summary import rated_turn
 
 @dataclass(slots=True)
 class Observed:
-    """Everything seen so far, in order."""
+    """All rows and lines seen so far, in order."""
 
     rated: list[Rated] = field(default_factory=list[Rated])
     releases: list[ReleaseEvent] = field(default_factory=list[ReleaseEvent])
@@ -36,16 +36,16 @@ class Observed:
     signals: int = 0
 
     def shipped(self) -> list[ReleaseEvent]:
-        """Releases after the starting model."""
+        """Return the releases after the starting model."""
         return [event for event in self.releases if event.action == "shipped" and event.previous is not None]
 
     def between(self, start: float, end: float) -> list[Rated]:
-        """Rated turns that started in [start, end)."""
+        """Return the rated turns that started in [start, end)."""
         return [each for each in self.rated if start <= each[0].started_at < end]
 
 
 class RunObserver:
-    """Follows one run. `look` reads new rows and lines."""
+    """Follows one run; `look` reads new rows and lines."""
 
     def __init__(self, place: Home, log: Log) -> None:
         self.seen = Observed()
@@ -98,12 +98,12 @@ class RunObserver:
 
 
 def curves(seen: Observed, start: float, end: float) -> tuple[Curve, ...]:
-    """Acceptance per arm in equal windows from `start` to `end` (Unix seconds)."""
+    """Return acceptance per arm in equal windows from `start` to `end` (Unix seconds)."""
     return arms.curves((rated_turn(*each) for each in seen.between(start, end)), start, end)
 
 
 def marks(seen: Observed, start: float) -> tuple[Mark, ...]:
-    """Releases and rollbacks."""
+    """Return releases and rollbacks."""
     events = [*seen.shipped(), *(event for event in seen.releases if event.action == "rolled_back")]
     return tuple(
         Mark(t=max(0.0, event.at - start) / 60, label=f"v{event.policy.number}", action=event.action)
@@ -112,7 +112,7 @@ def marks(seen: Observed, start: float) -> tuple[Mark, ...]:
 
 
 def gates(seen: Observed, start: float) -> tuple[Gate, ...]:
-    """Every look of the gate."""
+    """Return every look of the gate."""
     return tuple(_gate(event, start) for event in seen.releases if event.action == "evaluated")
 
 
@@ -129,7 +129,7 @@ def _gate(event: ReleaseEvent, start: float) -> Gate:
 
 
 def proven(seen: Observed) -> list[ReleaseEvent]:
-    """Releases that the gate called better than the best before them."""
+    """Return the releases that the gate found better than the best release before them."""
     better: dict[str, bool] = {}
     for event in seen.releases:
         if event.action == "evaluated":
@@ -138,13 +138,13 @@ def proven(seen: Observed) -> list[ReleaseEvent]:
 
 
 def resolution(seen: Observed) -> float | None:
-    """The suite's smallest total margin, at the spread of the last look; None before the first look, or if it recorded none."""
+    """Return the smallest total margin that the suite can show at the spread of the last look; None if there is none on record."""
     looks = [event.detail["report"] for event in seen.releases if event.action == "evaluated"]
     return looks[-1].get("smallest_margin") if looks else None
 
 
 def deltas(seen: Observed) -> tuple[Delta, ...]:
-    """The size of each published delta."""
+    """Return the size of each published delta."""
     return tuple(
         Delta(version=f"v{line['number']}", bytes=line["bytes"], full_bytes=line["full_bytes"])
         for line in seen.published
@@ -153,24 +153,24 @@ def deltas(seen: Observed) -> tuple[Delta, ...]:
 
 
 def pauses(seen: Observed) -> tuple[Pause, ...]:
-    """Swaps of the live slot, except the first load, for which nobody was waiting."""
+    """Return the hot swaps of the live slot except the first load, for which nobody waited."""
     live = [each for each in seen.swaps if each["slot"] == "live"][1:]
     return tuple(Pause(version=f"v{each['number']}", seconds=each["pause_s"], streams=each["streams"]) for each in live)
 
 
 def held_out(label: str, score: Estimate, items: int) -> HeldOut:
-    """One version's score."""
+    """Return one version's score on held-out tasks."""
     return HeldOut(label=label, mean=score.mean, lower=max(0.0, score.lower), upper=min(1.0, score.upper), items=items)
 
 
 def accounting_rows(found: Accounting) -> tuple[tuple[str, int], ...]:
-    """Where every turn ended."""
+    """Return how many turns ended in each way."""
     held = [(f"held back: {reason}", count) for reason, count in found.held.items()]
     return (("served turns", found.ingested), ("trained on", found.trained), *held, ("still waiting", found.waiting))
 
 
 def acceptance_rows(seen: Observed, start: float, end: float) -> list[tuple[str, str]]:
-    """Acceptance per arm and their difference over the last third of the run, adjusted for prompts and as it is: label, value."""
+    """Return (label, value): acceptance per arm and their difference over the run's last third, adjusted for prompts and unadjusted."""
     last = last_third(seen, start, end)
     rows = [
         (f"acceptance, {arm.value} arm, last third", f"{100 * point.acceptance:.1f}% of {point.turns}")
@@ -185,27 +185,27 @@ def acceptance_rows(seen: Observed, start: float, end: float) -> list[tuple[str,
 
 
 def difference(gap: Estimate) -> str:
-    """An estimated difference of shares of acceptance, in words."""
+    """Describe an estimated difference of acceptance shares."""
     return f"{100 * gap.mean:+.1f} pp, 95% [{100 * gap.lower:+.1f}, {100 * gap.upper:+.1f}], users as clusters"
 
 
 def before_releases(seen: Observed, start: float, end: float) -> list[Rated]:
-    """The rated turns that ended before the first release, when both arms had the same version, and not in the last third of the run."""
+    """Return the rated turns that ended before the first release, when both arms had the same version, and before the run's last third."""
     first = min((event.at for event in seen.shipped()), default=end)
     last = seen.between(start, end - (end - start) / 3)
     return [each for each in last if each[0].ended_at < first]
 
 
 def last_third(seen: Observed, start: float, end: float) -> list[Rated]:
-    """The rated turns of the run's last third, which the demo's result is about."""
+    """Return the rated turns of the run's last third, on which the demo's result is based."""
     return seen.between(end - (end - start) / 3, end)
 
 
 def mismatch_rows(seen: Observed) -> list[tuple[str, str]]:
-    """The engine's mode, and the distance between the trainer's log-probabilities and those at sampling time, over all steps: label, value.
+    """Return (label, value): the engine's mode, and how far the trainer's log-probabilities are from those at sampling, over all steps.
 
-    If the engine keeps the trainer's contract, the only group is the tokens sampled with the trainer's own weights. Otherwise all tokens
-    are foreign, and those of them sampled with the trainer's own weights show the effect of the different arithmetic alone.
+    If the engine has the trainer's numerics contract, the only group is the tokens sampled with the trainer's own weights. Otherwise all
+    tokens are foreign, and those sampled with the trainer's own weights show the effect of the different numerics alone.
     """
     groups = (
         ("mismatch_", "trainer against engine, same weights"),
@@ -234,7 +234,7 @@ def _mismatch(seen: Observed, prefix: str) -> str:
 def summary(
     seen: Observed, about_arms: Sequence[tuple[str, str]], extra: Sequence[tuple[str, str]]
 ) -> tuple[tuple[str, str], ...]:
-    """The table that ends the demo: label, value. `about_arms` are the rows about the arms, as the scenario measures them."""
+    """Return the table that ends the demo as (label, value). `about_arms`: the rows about the arms, as the scenario measures them."""
     sizes = [delta.full_bytes / max(1, delta.bytes) for delta in deltas(seen)]
     waits = sorted(pause.seconds for pause in pauses(seen))
     rows = {

@@ -1,5 +1,5 @@
-"""Files of lines that another process appends to, followed within a time limit; and the JSON lines that workers write for people: steps,
-publications, swaps, rounds. No worker reads these.
+"""Follows line files that another process appends to, within a time limit; also the progress lines (JSON) that workers write for people:
+steps, publications, hot swaps, rounds. No worker reads these.
 """
 
 from __future__ import annotations
@@ -17,32 +17,33 @@ from typing import Any, BinaryIO, cast
 
 from ostinato.core.files import older
 
-# ---------------------------------------------------------------- any lines
+# ---------------------------------------------------------------- following a file
 
 
 LONGEST_LOOK_S = 0.2
-"""How long one look may read before the rest waits for the next one."""
+"""How long one call of `new` may read before leaving the rest to the next."""
 LONGEST_LINE = 1 << 19
 _CHUNK = 1 << 20
-_NAME = 512  # bytes of its first line by which a file is identified
+_NAME_BYTES = 512  # bytes of its first line that identify a file
 
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A line's place: the file, identified by the start of its first line, and the line's byte offset."""
+    """A line's position: the file, identified by the start of its first line, and the line's byte offset."""
 
     name: bytes
     at: int
 
 
 class FileTail:
-    """The lines of a file and of its rotated parts, oldest first. Use it from one thread at a time.
+    """Follows a file and its rotated parts, oldest first (like tail -F). Used by one thread at a time.
 
-    A file is identified by its first line: a file rotated meanwhile is read to its end, and a rewritten file is read from its start.
+    A file is identified by its first line. A file that is rotated in the meantime is read to its end; a rewritten file is read from its
+    start.
 
     Args:
         parts: the rotated parts, oldest first, then the file.
-        most_bytes: of a file not read before, only the last so many bytes are read.
+        most_bytes: only this many bytes at the end of a file are read when it is first seen.
 
     Example::
 
@@ -68,7 +69,7 @@ class FileTail:
         self.at: float | None = None
 
     def new(self) -> Iterator[tuple[Spot, bytes]]:
-        """New complete lines, without their line breaks. A line longer than any record is skipped and counted in `bad`."""
+        """Yield new complete lines without their line breaks. A line longer than any record is skipped and counted in `bad`."""
         until, read, self.behind, self.at = self._clock() + self._look_s, {}, 0, None
         for path in self._parts:
             with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
@@ -88,7 +89,7 @@ class FileTail:
         self._read = read
 
     def line(self, spot: Spot) -> bytes | None:
-        """The line at a place; None if its file is gone."""
+        """Return the line at a position; None if its file is gone."""
         for path in self._parts:
             with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
                 if _name(file) == spot.name:
@@ -98,7 +99,7 @@ class FileTail:
         return None
 
     def _begin(self, file: BinaryIO, name: bytes, size: int) -> int:
-        """The offset to continue from."""
+        """Return the offset at which to continue."""
         known = self._read.get(name)
         if known is not None and known <= size:
             return known
@@ -110,7 +111,7 @@ class FileTail:
         return at
 
     def _chunk(self, file: BinaryIO, at: int) -> tuple[list[tuple[int, bytes]], int]:
-        """Some complete lines with their offsets, and the offset of the next one."""
+        """Return some complete lines with their offsets, and the offset of the next line."""
         file.seek(at)
         data = file.read(_CHUNK)
         whole = data.rfind(b"\n") + 1
@@ -128,7 +129,7 @@ class FileTail:
         return lines, at + whole
 
     def _overlong(self, file: BinaryIO, at: int, data: bytes) -> tuple[list[tuple[int, bytes]], int]:
-        """Skip a line that is longer than a chunk, but not one that is still being written."""
+        """Skip a line that is longer than a chunk, unless it is still being written."""
         if len(data) < _CHUNK:
             return [], at
         while data := file.read(_CHUNK):
@@ -140,35 +141,35 @@ class FileTail:
 
 
 def _name(file: BinaryIO) -> bytes:
-    """A file's identity: the start of its first line; b"" while that line is incomplete."""
+    """Return a file's identity, the start of its first line; b"" while that line is incomplete."""
     file.seek(0)
     first = file.readline(LONGEST_LINE)
-    return first[:_NAME] if first.endswith(b"\n") or len(first) == LONGEST_LINE else b""
+    return first[:_NAME_BYTES] if first.endswith(b"\n") or len(first) == LONGEST_LINE else b""
 
 
-# ---------------------------------------------------------------- workers' lines
+# ---------------------------------------------------------------- workers' progress lines
 
 
 class Lines:
-    """Reads the lines added since the last look, through a rotation of the file too. A line that is still being written is left to the
-    next look.
+    """Reads the lines added since the last call, also across a rotation of the file. A line that is still being written is left to the
+    next call.
     """
 
     def __init__(self, path: Path) -> None:
         self._lines = FileTail([older(path), path], most_bytes=sys.maxsize, look_s=math.inf)
 
     def new(self) -> list[dict[str, Any]]:
-        """Complete new lines, oldest first. Half a line left by a full disk or a killed process is skipped."""
+        """Return the new complete lines, oldest first. Half a line left by a full disk or a killed process is skipped."""
         return _parsed(line for _, line in self._lines.new())
 
 
 def last_lines(path: Path, most_bytes: int = 1 << 17) -> list[dict[str, Any]]:
-    """The newest lines of a file and of its rotated part, oldest first."""
+    """Return the newest lines of a file and its rotated part, oldest first."""
     newest, read = b"", -1
     for part in (path, older(path)):
         with contextlib.suppress(FileNotFoundError), part.open("rb") as file:
             number = os.fstat(file.fileno()).st_ino
-            if number == read or len(newest) >= most_bytes:  # the same one, rotated just now
+            if number == read or len(newest) >= most_bytes:  # the same file, which was rotated between the two opens
                 continue
             read = number
             file.seek(max(0, file.seek(0, os.SEEK_END) - (most_bytes - len(newest))))
@@ -177,12 +178,12 @@ def last_lines(path: Path, most_bytes: int = 1 << 17) -> list[dict[str, Any]]:
 
 
 def newest_line(lines: Sequence[Mapping[str, Any]], kind: str) -> Mapping[str, Any] | None:
-    """The last of these lines of a kind; None if there is none."""
+    """Return the last of these lines of a kind; None if there is none."""
     return next((line for line in reversed(lines) if line["kind"] == kind), None)
 
 
 def numerics_line(serve: Sequence[Mapping[str, Any]]) -> str:
-    """The newest line about numerics among the serving worker's, if "auto" could not be exact; else ""."""
+    """Return the serving worker's newest line about numerics if "auto" could not be exact; else ""."""
     found = newest_line(serve, "numerics")
     return str(found["line"]) if found is not None and found["why"] else ""
 

@@ -1,7 +1,7 @@
-"""Gathers the evidence for one release from its sources, within bounds. The slow parts are cached for a minute.
+"""Gathers the evidence for one release from its sources, in bounded time. The slow parts are cached for a minute.
 
-Also the details of a ledger line beside its reason: looks of the gate, looks at users, and the rest cut to a readable size. An earlier or
-later version may have written a line: incomplete details are left out and never raise an error.
+Also reads the details of a ledger event: looks of the gate, looks at users, and the rest cut to a readable size. Another version may have
+written the event: incomplete details are left out and never raise an error.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from ostinato.weights.version.chain import Manifests
 from ostinato.weights.version.compare import TensorChange
 from ostinato.weights.version.manifest import Manifest
 
-# ---------------------------------------------------------------- from lines of the ledger
+# ---------------------------------------------------------------- details of ledger events
 
 
-_DEEP, _LONG, _MANY = 6, 400, 60
+_MAX_DEPTH, _MAX_CHARACTERS, _MAX_ENTRIES = 6, 400, 60
 _RAW = frozenset({"evidence", "salt"})
-"""Left out: every single score, which only a restarted controller needs, and the salt by which users are dealt to arms."""
+"""Details left out: individual scores, which only a restarted controller needs, and the salt by which users are assigned to arms."""
 
 
 _FIGURES = ("difference", "lower", "upper", "margin", "power")
 
 
 def gate_looks(events: Iterable[ReleaseEvent]) -> tuple[releases.GateLook, ...]:
-    """The gate's looks among `events`, given oldest first. An incomplete report, written by an earlier or later version, is left out."""
+    """Return the gate's looks among `events` (oldest first). An incomplete report, written by another version, is left out."""
     evaluated = [event for event in events if event.action == "evaluated"]
     found = [_look(event, event.previous, mapping(event.detail.get("report"))) for event in evaluated if event.previous]
     return tuple(look for look in found if look)
@@ -71,7 +71,7 @@ def _look(event: ReleaseEvent, against: PolicyVersion, report: Mapping[str, Any]
 
 
 def last_report(events: Iterable[ReleaseEvent]) -> tuple[tuple[Comparison, ...], tuple[BarResult, ...]]:
-    """The comparisons of the gate's newest look, and the quality bars that it judged. `events`: oldest first."""
+    """Return the comparisons of the gate's newest look, and the quality bars that it judged. `events`: oldest first."""
     evaluated = [event for event in events if event.action == "evaluated"]
     if not evaluated:
         return (), ()
@@ -102,7 +102,7 @@ GOAL = "share of good turns"
 
 
 def trial_looks(events: Iterable[ReleaseEvent], root: str) -> tuple[releases.TrialLook, ...]:
-    """The looks at users who tried this version, oldest first as `events` are. A rollback's line is about the version that it took back."""
+    """Return the looks at users who tried this version, in the order of `events`. A rollback is about the version that it took back."""
     found: list[releases.TrialLook] = []
     lasting = ""
     for event in events:
@@ -119,7 +119,7 @@ def _trial_look(event: ReleaseEvent, reading: Mapping[str, Any], lasting: str) -
     effect = mapping(reading.get("effect"))
     measured = finite(effect.get("variance")) is not None
     goal = releases.MeasureLook(
-        name=str(reading.get("metric", GOAL))[:_LONG],
+        name=str(reading.get("metric", GOAL))[:_MAX_CHARACTERS],
         role="goal",
         difference=finite(effect.get("difference")) if measured else None,
         lower=finite(reading.get("lower")),
@@ -142,11 +142,11 @@ def _trial_look(event: ReleaseEvent, reading: Mapping[str, Any], lasting: str) -
 
 
 _LASTING = {"better": "better", "confirmed": "better, confirmed", "faded": "better at first"}
-"""The finding that holds from each ledger action on. Odds alone are not enough: a new version may please for a day."""
+"""The finding that holds from each ledger action on. A reading's odds alone are not enough: a new version may please for a day."""
 
 
 def _finding(reading: Mapping[str, Any], lasting: str) -> str:
-    """The trial's conclusion. `lasting` is the last action, or "", about the candidate against the version that it replaced."""
+    """Return the trial's conclusion. `lasting`: the last such action about candidate and predecessor; "" if none."""
     if not reading.get("enough"):
         return "too few people"
     if reading.get("worse"):
@@ -158,13 +158,13 @@ def _finding(reading: Mapping[str, Any], lasting: str) -> str:
 
 def _measures(told: Mapping[str, Any]) -> tuple[releases.MeasureLook, ...]:
     found: list[releases.MeasureLook] = []
-    for name, each in list(told.items())[:_MANY]:
+    for name, each in list(told.items())[:_MAX_ENTRIES]:
         one = mapping(each)
         effect = mapping(one.get("effect")) or one
         found.append(
             releases.MeasureLook(
-                name=name[:_LONG],
-                role=str(one.get("role", ""))[:_LONG],
+                name=name[:_MAX_CHARACTERS],
+                role=str(one.get("role", ""))[:_MAX_CHARACTERS],
                 difference=finite(effect.get("difference", effect.get("estimate"))),
                 lower=finite(one.get("lower")),
                 upper=finite(one.get("upper")),
@@ -181,53 +181,57 @@ def _list(value: object) -> Sequence[Any]:
 
 
 def carried(event: ReleaseEvent | Alarm) -> Mapping[str, Any]:
-    """A row's details without the raw scores, cut in depth, length and number to what a page can hold."""
-    return {str(name): _cut(value, 1) for name, value in list(event.detail.items())[:_MANY] if name not in _RAW}
+    """Return a row's details without raw scores, cut in depth, length and number of entries to what a page can show."""
+    return {str(name): _cut(value, 1) for name, value in list(event.detail.items())[:_MAX_ENTRIES] if name not in _RAW}
 
 
 def _cut(value: Any, depth: int) -> Any:
     if isinstance(value, Mapping):
         items = list(cast("Mapping[Any, Any]", value).items())
-        if depth >= _DEEP:
+        if depth >= _MAX_DEPTH:
             return f"{len(items)} entries"
-        kept = {str(name)[:_LONG]: _cut(each, depth + 1) for name, each in items[:_MANY] if name not in _RAW}
-        return kept if len(items) <= _MANY else {**kept, "…": f"{len(items) - _MANY} more"}
+        kept = {
+            str(name)[:_MAX_CHARACTERS]: _cut(each, depth + 1)
+            for name, each in items[:_MAX_ENTRIES]
+            if name not in _RAW
+        }
+        return kept if len(items) <= _MAX_ENTRIES else {**kept, "…": f"{len(items) - _MAX_ENTRIES} more"}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         listed = list(cast("Sequence[Any]", value))
-        if depth >= _DEEP:
+        if depth >= _MAX_DEPTH:
             return f"{len(listed)} entries"
-        kept_items = [_cut(each, depth + 1) for each in listed[:_MANY]]
-        return kept_items if len(listed) <= _MANY else [*kept_items, f"… {len(listed) - _MANY} more"]
+        kept_items = [_cut(each, depth + 1) for each in listed[:_MAX_ENTRIES]]
+        return kept_items if len(listed) <= _MAX_ENTRIES else [*kept_items, f"… {len(listed) - _MAX_ENTRIES} more"]
     if value is None or isinstance(value, bool | int | float):
         return value
     text = str(value)
-    return text if len(text) <= _LONG else text[:_LONG] + "…"
+    return text if len(text) <= _MAX_CHARACTERS else text[:_MAX_CHARACTERS] + "…"
 
 
-# ---------------------------------------------------------------- shifts in behaviour
+# ---------------------------------------------------------------- shifts of behaviour rates
 
 
 ACCEPTED = "accepted"
-_TOGETHER = 0.05
+_FAMILYWISE_ALPHA = 0.05
 Tally = dict[Person, tuple[float, int]]
 Rated = Sequence[tuple[str, str, float]]
-"""Tenant, user and reward of turns that have one."""
+"""(tenant, user, reward) of rated turns."""
 
 
 def shifts(
     before: Iterable[Turn], after: Iterable[Turn], rated_before: Rated, rated_after: Rated, off: Iterable[str] = ()
 ) -> tuple[releases.RateShift, ...]:
-    """Each rate with a value for some turn on either side; first the share of rated turns that people accepted.
+    """Return each rate that has a value for some turn on either side; first the share of rated turns that people accepted.
 
-    The bounds hold for all rates together at 95% (Bonferroni). The operator's own rates are left out, because only the release worker
-    may run their code.
+    The bounds hold for all rates together at 95% (Bonferroni). The operator's own rates are left out, because only the release worker may
+    run their code.
     """
     rates = {name: rate for name, rate in BUILT_IN.items() if name not in set(off)}
     sides = [_tallies(rates.values(), turns) for turns in (before, after)]
     for side, rated in zip(sides, (rated_before, rated_after), strict=True):
         side[ACCEPTED] = _accepted(rated)
     names = [name for name in (ACCEPTED, *rates) if sides[0].get(name) or sides[1].get(name)]
-    confidence = 1.0 - _TOGETHER / max(1, len(names))
+    confidence = 1.0 - _FAMILYWISE_ALPHA / max(1, len(names))
     return tuple(
         _shift(name, rates.get(name), sides[0].get(name, {}), sides[1].get(name, {}), confidence) for name in names
     )
@@ -290,13 +294,13 @@ def _turns(tally: Mapping[Person, tuple[float, int]]) -> int:
 
 
 MOST_VERSIONS = 32
-"""Manifests read for one answer, at most."""
+"""At most this many manifests are read for one answer."""
 
 
 async def sent_between(
     manifests: Manifests, since: PolicyVersion, policy: PolicyVersion
 ) -> releases.WeightChange | None:
-    """The deltas that lead from one version to the other; None if the manifests do not connect them within `MOST_VERSIONS`."""
+    """Return the deltas that lead from one version to the other; None if fewer than `MOST_VERSIONS` manifests do not connect them."""
     try:
         chain = await _chain(manifests, since, policy)
     except (NotFound, Corrupt):
@@ -336,12 +340,12 @@ def _layers(chain: list[Manifest]) -> tuple[releases.LayerChange, ...]:
     return tuple(found)
 
 
-# ---------------------------------------------------------------- balance of the arms
+# ---------------------------------------------------------------- sample ratio of the arms
 
 
 MOST_TURNS = 30_000
-"""At most so many turns of a trial are read: the first ones, which have the most newcomers. The test may stop anywhere."""
-_MOST_ODDS = 700.0  # the logarithm of a number that a float can still hold
+"""At most this many turns of a trial are read: the first ones, which have the most newcomers. The test is valid wherever it stops."""
+_MAX_LOG_ODDS = 700.0  # exp() of more overflows a float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,7 +358,7 @@ class Stretch:
 
 
 def stretches(events: Iterable[releases.LedgerEvent], rows: Mapping[str, ReleaseEvent], root: str) -> list[Stretch]:
-    """The shares of a version's newest trial, in order; empty if it had no trial."""
+    """Return the stretches of a version's newest trial, in order; empty if it had none."""
     found: list[Stretch] = []
     for event in sorted(events, key=lambda event: event.seq):
         row = rows.get(event.id)
@@ -368,7 +372,7 @@ def stretches(events: Iterable[releases.LedgerEvent], rows: Mapping[str, Release
 
 
 def dealt(questions: IndexQueries, parts: Sequence[Stretch], root: str) -> releases.Dealt | None:
-    """The people of a trial; None if there was no trial, nobody came, or its first turns are not in the index yet.
+    """Return the people of a trial; None if there was no trial, nobody came, or its first turns are not in the index yet.
 
     Raises TooWide, Unavailable.
     """
@@ -382,7 +386,7 @@ def dealt(questions: IndexQueries, parts: Sequence[Stretch], root: str) -> relea
             "(action = 'shipped' AND hash != ?2) OR (action = 'blocked' AND hash = ?2))",
             (parts[0].start, root),
         ).fetchone()[0]
-        # until the candidate's weights are loaded everybody gets live, and nobody is dealt
+        # until the candidate's weights are loaded everybody gets live, and nobody is assigned
         first = "SELECT min(seq) FROM turns WHERE seq > ? AND arm = 'canary'"
         answered = db.execute(first, (parts[0].start,)).fetchone()[0]
         since = parts[0].start if parts[0].shipped or answered is None else answered - 1
@@ -395,13 +399,13 @@ def dealt(questions: IndexQueries, parts: Sequence[Stretch], root: str) -> relea
 
 
 def _reaches(db: Any, place: Cursor) -> bool:
-    """True if the index has the log's turns from this place on."""
+    """Return True if the index has the log's turns from this cursor on."""
     low = db.execute("SELECT value FROM state WHERE name = 'low'").fetchone()
     return low is not None and low[0] <= place
 
 
 def counted(newcomers: Sequence[tuple[str, Cursor]], parts: Sequence[Stretch], turns: int) -> releases.Dealt:
-    """Arm and cursor of each person's first turn -> how many people came to each side."""
+    """Count how many people came to each side. `newcomers`: (arm, cursor) of each person's first turn."""
     starts = [part.start for part in parts]
     came: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
     for arm, seq in newcomers:
@@ -417,24 +421,24 @@ def counted(newcomers: Sequence[tuple[str, Cursor]], parts: Sequence[Stretch], t
         candidate=sum(each[0] for each in came.values()),
         others=sum(each[1] for each in came.values()),
         expected=expected,
-        odds=math.exp(min(balance.log_factor(), _MOST_ODDS)),
+        odds=math.exp(min(balance.log_factor(), _MAX_LOG_ODDS)),
         turns=turns,
         whole=turns < MOST_TURNS,
     )
 
 
-# ---------------------------------------------------------------- the evidence
+# ---------------------------------------------------------------- gathering the evidence
 
 
 FRESH_S = 60.0
 """How long the evidence from turns and weights is cached."""
 TURNS = 200
-"""How many of a version's newest turns are used to judge its behaviour."""
+"""How many of a version's newest turns its behaviour is measured on."""
 RATED = 2_000
 ASKED = 80
-"""Turns of the gate that are searched for prompts given to both versions."""
+"""How many turns of the gate are searched for prompts that both versions answered."""
 EXAMPLES = 3
-_MOST_KEPT = 64
+_MAX_CACHED = 64
 _OF_PEOPLE = (
     "FROM turns INDEXED BY turns_by_version WHERE version = ? AND NOT auto AND arm IN ('live', 'canary', 'previous')"
 )
@@ -442,7 +446,7 @@ _MADE = frozenset({"evaluated", "canary", "ramped", "looked", "shipped", "better
 
 
 class EvidenceReader:
-    """Gathers evidence for one run. `pieces` gives the bytes of a token."""
+    """Gathers the evidence for releases of one run. `pieces` returns the bytes of a token."""
 
     def __init__(
         self,
@@ -461,7 +465,7 @@ class EvidenceReader:
     async def evidence(
         self, policy: PolicyVersion, events: Sequence[releases.LedgerEvent], rows: Mapping[str, ReleaseEvent]
     ) -> releases.ReleaseEvidence:
-        """The evidence for and against a version. `rows` are the ledger rows of those `events` that the log still has, oldest first."""
+        """Return the evidence for and against a version. `rows`: the ledger rows of `events` that the log still has, oldest first."""
         against = compared_with(policy, events)
         comparisons, bars = last_report(rows.values())
         slow = releases.ReleaseEvidence() if against is None else await self._slow(policy, against)
@@ -497,7 +501,7 @@ class EvidenceReader:
             examples=await self._examples(policy, against),
         )
         self._kept[key] = (now, found)
-        while len(self._kept) > _MOST_KEPT:
+        while len(self._kept) > _MAX_CACHED:
             self._kept.pop(next(iter(self._kept)))
         return found
 
@@ -523,16 +527,17 @@ class EvidenceReader:
             for other, one in same_prompts(before, after)
         )
 
-    # ------------------------------------------------------------ questions to the index
+    # ------------------------------------------------------------ queries on the index
 
     def _learned(self, since: int, upto: int, horizon: Cursor) -> tuple[int, int] | None:
-        """Steps and turns of the training from one version to the other (a version's number is its step), without what the trainer went
-        back behind. None if there is no way up, and while older rows are not read.
+        """Return how many steps and turns lie between two versions (a version's number is its step), without training that was undone.
+
+        None if `upto` is not after `since`, or while the index lacks old rows.
         """
         with self._questions.open() as db:
             if not _reaches(db, horizon) or upto <= since:
                 return None
-            # a return is a step of its own only if it has turns: one in place of steps that cannot be repeated has none
+            # a return to an earlier version is a training step only if it has turns; one that replaces unrepeatable steps has none
             sql = "SELECT first, base, EXISTS (SELECT 1 FROM turns WHERE step = first) FROM returns WHERE first <= ?"
             returns = db.execute(sql, (upto,)).fetchall()
             gone = "SELECT 1 FROM returns WHERE base < step AND step < first AND first <= ?2"
@@ -552,7 +557,7 @@ class EvidenceReader:
         return self._questions.rows(sql, number)
 
     def _suite(self, mine: int, theirs: int) -> tuple[list[str], list[str]]:
-        """The gate's turns of one version, and the other version's from the same look on."""
+        """Return the ids of the gate's turns of one version, and those of the other version since the same look."""
         with self._questions.open() as db:
             sql = f"SELECT seq, id FROM turns WHERE version = ? AND arm = 'eval' ORDER BY seq DESC LIMIT {ASKED}"
             found = db.execute(sql, (mine,)).fetchall()
@@ -568,20 +573,20 @@ class EvidenceReader:
 
 
 def _allowed(config: ReleaseConfig, looks: Sequence[releases.TrialLook]) -> float:
-    """The loss, as a share, that the measure of the last look may show: its own tolerance, or the trial's margin."""
+    """Return the loss, as a share, that the measure of the last look may show: its own tolerance, or the trial's margin."""
     own = {metric.name: metric.allowed for metric in metrics_of(config.metrics, config.trial.margin)}
     return own.get(looks[-1].goal.name, config.trial.margin) if looks else config.trial.margin
 
 
 def compared_with(policy: PolicyVersion, events: Iterable[releases.LedgerEvent]) -> PolicyVersion | None:
-    """The version that this one was last judged against or replaced; None for the first release."""
+    """Return the version against which this one was last judged, or which it replaced; None for the first release."""
     newest = sorted(events, key=lambda event: -event.seq)
     found = (event.previous for event in newest if event.policy == policy and event.action in _MADE)
     return next((each for each in found if each is not None and each != policy), None)
 
 
 def same_prompts(before: Iterable[Turn], after: Iterable[Turn]) -> list[tuple[Turn, Turn]]:
-    """Pairs of turns with the same prompt, drawn by the prompt's hash: at random, but the same at every look."""
+    """Return pairs of turns with the same prompt, in the order of a hash of the prompt: random, but stable between looks."""
     theirs: dict[tuple[int, ...], Turn] = {}
     for turn in before:
         theirs.setdefault(tuple(turn.prompt_ids), turn)
@@ -595,5 +600,5 @@ def same_prompts(before: Iterable[Turn], after: Iterable[Turn]) -> list[tuple[Tu
 
 
 def _made_by(turns: Iterable[Turn], policy: PolicyVersion) -> list[Turn]:
-    """Turns that this version alone made. After training went back, one number may name two versions."""
+    """Return the turns that this version alone sampled. After training went back, one number may stand for two versions."""
     return [turn for turn in turns if {span.policy for span in turn.spans} == {policy}]

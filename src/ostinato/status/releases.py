@@ -1,7 +1,7 @@
-"""A release and the evidence for and against it, as the page, `release show` and the report give it.
+"""A release and the evidence for and against it, for the page, `release show` and the report.
 
-Times are Unix seconds, shares and differences lie in [-1, 1], sizes are bytes. Anything that was not measured is None or empty: having no
-look at users differs from a look that found nothing.
+Times are Unix seconds, shares and differences are in [-1, 1], sizes are bytes. What was not measured is None or empty: no look at users
+differs from a look that found nothing.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ostinato.core.seams import Cursor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureLook:
-    """One measure at one look: candidate minus comparator, with the bounds that the trial used; None without feedback.
+    """One measure at one look: candidate minus comparator, with the trial's bounds; None without feedback.
 
-    The goal of a look is a share, and higher is better. Other measures have units of their own, and `better` says which direction is.
-    `finding` has the values of a look's.
+    The goal of a look is a share, and higher is better. Other measures have their own units, and `better` is the direction that is better.
+    `finding` has the values of `TrialLook.finding`.
     """
 
     name: str
@@ -55,7 +55,7 @@ class TrialLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRules:
-    """The meaning of the trial's bounds: a loss above `margin` ships with a chance of at most `alpha`."""
+    """What the trial's bounds guarantee: a loss above `margin` ships with a probability of at most `alpha`."""
 
     margin: float
     alpha: float
@@ -64,9 +64,10 @@ class TrialRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dealt:
-    """How many people came to each side of a trial; `expected` on the candidate's, under the shares in force when each came.
+    """How many people came to each side of a trial; `expected`: on the candidate's side, given the shares in force when each came.
 
-    `odds` are the odds against the set shares, valid however often they are looked at. `turns` were read; not `whole`: there are more.
+    `odds`: the odds against the configured shares (sample-ratio mismatch), valid under repeated looks (anytime-valid). `turns`: number of
+    turns read; `whole` is False if there are more.
     """
 
     candidate: int
@@ -79,9 +80,8 @@ class Dealt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateShift:
-    """One rate over the newest turns of two versions. `lower` and `upper` bound the difference, after minus before, clustered by person.
-
-    They are None if a side has fewer than two people. `harmful` says that a move in this direction is watched as harm.
+    """One rate over the newest turns of two versions. `lower`, `upper`: bounds of after minus before, clustered by person; None if a side
+    has fewer than two people. `harmful`: a shift in this direction is watched as harm.
     """
 
     name: str
@@ -103,7 +103,7 @@ class RateShift:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerChange:
-    """One tensor of one layer. `share` is the size of its deltas relative to its own, an upper bound on how much of it changed."""
+    """One tensor of one layer. `share`: the size of its deltas relative to its own, an upper bound on how much of it changed."""
 
     kind: str
     layer: int | None
@@ -112,7 +112,7 @@ class LayerChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightChange:
-    """The publications between two releases: `versions` deltas of `bytes` together. `layers` is empty if one was a full snapshot."""
+    """The publications between two releases: `versions` deltas of `bytes` in total. `layers` is empty if one was a full snapshot."""
 
     since: PolicyVersion
     versions: int
@@ -123,7 +123,7 @@ class WeightChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamePrompt:
-    """Two versions' answers to one prompt of the suite, from the turns that the gate made. `prompt` is the bytes of its tokens."""
+    """Two versions' answers to one prompt of the suite, from turns that the gate made. `prompt`: the bytes of its tokens."""
 
     prompt: tuple[bytes, ...]
     before: str
@@ -134,9 +134,9 @@ class SamePrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseEvidence:
-    """All evidence beside the gate's looks. `against`: the version compared with; `steps`, `turns`: the training since that version.
+    """All evidence beside the gate's looks. `against`: the version compared with. `steps`, `turns`: training since that version.
 
-    `gate_alpha`: the chance that the gate passes a version that is worse than live by the margin.
+    `gate_alpha`: the probability that the gate passes a version that is worse than live by the margin.
     """
 
     against: PolicyVersion | None = None
@@ -153,12 +153,12 @@ class ReleaseEvidence:
     gate_alpha: float | None = None
 
 
-# ---------------------------------------------------------------- releases
+# ---------------------------------------------------------------- ledger and versions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEvent:
-    """One line of the release ledger. `seq` is its place in the log, `previous` the other version that it is about.
+    """One event of the release ledger. `seq`: its sequence number in the log. `previous`: the other version that it is about.
 
     `void`: it changed nothing, because live had moved just before it was written (`release.ledger.is_void`).
     """
@@ -194,7 +194,7 @@ class GateLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseLine:
-    """One version in the ledger. `state`: its last action except looks and void lines.
+    """One version in the ledger. `state`: its last action except looks and void events.
 
     `difference` and its bounds are of the gate's last look.
     """
@@ -215,9 +215,9 @@ class ReleaseLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseList:
-    """A page of versions, the newest in the ledger first. `older`: where the next page begins. `counts` are by action.
+    """A page of versions, newest in the ledger first. `older`: the cursor of the next page. `counts`: number of events by action.
 
-    `unread`: rows of the log that the list does not hold yet.
+    `unread`: how many rows of the log the list does not include yet.
     """
 
     rows: tuple[ReleaseLine, ...]
@@ -230,9 +230,9 @@ class ReleaseList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseDetail:
-    """One version with its evidence. `events` are newest first, each with the further details of its ledger line.
+    """One version with its evidence. `events`: newest first, each with further details of its ledger row.
 
-    `live` is the version that serves users now, `previous` the one that a rollback would restore. `kept`: its weights are in the store.
+    `live`: the version that serves users now. `previous`: the version that a rollback would restore. `kept`: its weights are in the store.
     `awaits`: it has passed and waits until somebody approves or refuses it.
     """
 

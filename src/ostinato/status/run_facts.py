@@ -1,6 +1,6 @@
-"""The read model of one run: what the page, `release show` and the report ask about it.
+"""The read model of one run: what the page, `release show` and the report query about it.
 
-Times are Unix seconds, shares and differences lie in [-1, 1], sizes are bytes. An unknown figure is None; 0 is a figure.
+Times are Unix seconds, shares and differences are in [-1, 1], sizes are bytes. An unknown figure is None; 0 is a known figure.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ INDEX = "page.sqlite"
 _SHOWN = 20
 """How many turns are shown as examples of an alarm."""
 WATCHED_S = 60.0
-"""The page counts as watched if a question came within so many seconds."""
+"""The page counts as watched for this long after a query."""
 _DISK_S = 60.0
 _T = TypeVar("_T")
 
@@ -50,9 +50,9 @@ class TurnLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnList:
-    """A page of turns, as far as the log still has them. `unread`: turns of the log that cannot be found yet.
+    """A page of turns, without those that the log no longer has. `unread`: how many rows of the log are not in the index yet.
 
-    `searchable` says whether answers can be searched by words, which they cannot if they are encrypted.
+    `searchable`: whether answers can be searched by word; not if they are encrypted.
     """
 
     rows: tuple[TurnLine, ...]
@@ -63,9 +63,9 @@ class TurnList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnDetail:
-    """One turn, whole. `prompt` and `sampled` are the bytes of each token, b"" for a control token. `advantage` is its first token's.
+    """One turn in full. `prompt` and `sampled` are the bytes of each token, b"" for a control token. `advantage`: of its first token.
 
-    `released`: the first release whose training had the turn in it. `parts`: the parts of the reward, if they are known.
+    `released`: the first release whose training included the turn. `parts`: the parts of the reward, if they are known.
     """
 
     line: TurnLine
@@ -82,9 +82,9 @@ class TurnDetail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlarmDetail:
-    """The last line of one alarm, with example turns. `acceptable`: a person may end it.
+    """The last change of one alarm, with example turns. `acceptable`: a person may end it.
 
-    `id` names the raised line, so that nobody accepts an alarm that they have not seen.
+    `id` names the log row that raised it, so that nobody accepts an alarm that they have not seen.
     """
 
     line: index_queries.AlarmLine
@@ -95,14 +95,14 @@ class AlarmDetail:
 
 
 class RunFacts:
-    """Answers questions about one run, each in bounded time. Raises TooWide, Unavailable, StorageFull, Corrupt.
+    """Answers queries about one run, each in bounded time. Raises TooWide, Unavailable, StorageFull, Corrupt.
 
-    `pieces` gives the bytes of a token. It reads the log through a connection of its own, so that serving never waits for the page.
+    `pieces` returns the bytes of a token. It reads the log through a connection of its own, so that serving never waits for the page.
 
     Args:
         index: the index's path; by default in the directory of the log's folds.
-        patience_s: how long one question to the index may take.
-        branches: looks at tenants' branches; None: they are left out.
+        patience_s: the deadline of one query on the index.
+        branches: reads the state of tenants' branches; None: they are left out.
     """
 
     def __init__(
@@ -135,22 +135,22 @@ class RunFacts:
         self._index.close()
 
     async def now(self) -> RunNow:
-        """The run at this moment; at most a second old."""
+        """Return the run's state, at most a second old."""
         self._asked_at = self._clock()
         return await self._state.now()
 
     async def releases(self, before: Cursor | None) -> ReleaseList:
-        """Versions of the ledger, newest first."""
+        """Return a page of versions in the ledger, newest first."""
         found = await self._ask(lambda: self._questions.releases(before))
         return replace(found, unread=self.feed.unread_decisions)
 
     async def release(self, root: str) -> ReleaseDetail | None:
-        """The version named by live, v12 or a hash prefix; None if the ledger has no such version, or several with that prefix."""
+        """Return the version named by "live", "v12" or a hash prefix; None unless the ledger has exactly one such version."""
         found = await self._ask(lambda: self._questions.release(root))
         if found is None:
             return None
         line, events, live, previous = found
-        # oldest first, whatever the clock said
+        # oldest first by log order, because the clock may have been set back
         rows = {row.id: row for row in await self._find(ReleaseEvent, [(event.id,) for event in reversed(events)])}
         kept = await self._run.store.read_ref(version_ref(line.policy.hash)) is not None
         return ReleaseDetail(
@@ -167,27 +167,27 @@ class RunFacts:
     async def turns(self, query: index_queries.TurnQuery) -> TurnList:
         found = await self._ask(lambda: self._questions.turns(query))
         turns = {turn.id: turn for turn in await self._find(Turn, [(row.id,) for row in found.rows])}
-        said = await self._said(turns)
-        rows = tuple(_line(row, turns[row.id], said[row.id]) for row in found.rows if row.id in turns)
+        signal_names = await self._signal_names(turns)
+        rows = tuple(_line(row, turns[row.id], signal_names[row.id]) for row in found.rows if row.id in turns)
         return TurnList(rows=rows, page=found, unread=self.feed.unread_turns, searchable=self._index.words)
 
     async def turn(self, id: str, tenant: str | None) -> TurnDetail | None:
-        """One turn; None if there is none, or if it is another tenant's."""
+        """Return one turn; None if there is none, or it is another tenant's."""
         row = await self._ask(lambda: self._questions.turn(id, tenant))
         turns = [turn for turn in await self._find(Turn, [(id,)]) if tenant in (None, turn.tenant)]
         if not turns:
             return None
         turn = turns[0]
         row = row or _unread(id)
-        said = (await self._said({id: turn}))[id]
-        signals = await self._find(Signal, [(turn.tenant, signal) for signal, _ in said])
+        signal_names = (await self._signal_names({id: turn}))[id]
+        signals = await self._find(Signal, [(turn.tenant, signal) for signal, _ in signal_names])
         rewards = await self._find(Reward, [(id,)])
         decided = [*rewards, *await self._find(Quarantine, [(id,)])]
         step = row.step
         batches = await self._find(Batch, [] if step is None else [(step,)])
         released = None if step is None else await self._ask(lambda: self._questions.shipped_since(step))
         return TurnDetail(
-            line=_line(row, turn, said),
+            line=_line(row, turn, signal_names),
             prompt=await self._threads.ask(lambda: tuple(map(self._pieces, turn.prompt_ids))),
             sampled=await self._threads.ask(lambda: tuple(map(self._pieces, turn.sampled_ids))),
             signals=tuple(signals),
@@ -205,14 +205,14 @@ class RunFacts:
         return lines.learning(marks, run)
 
     async def shipped(self, most: int = 200) -> Sequence[LedgerEvent]:
-        """The newest releases and rollbacks, the last first; none while the index cannot be read."""
+        """Return the newest releases and rollbacks, the last first; none while the index cannot be read."""
         return await self._threads.ask_index(lambda: self._questions.shipped(most), [])
 
     async def alarms(self, before: Cursor | None) -> index_queries.AlarmList:
         return await self._ask(lambda: self._questions.alarms(before))
 
     async def alarm(self, name: str) -> AlarmDetail | None:
-        """One alarm; None if it was never raised."""
+        """Return one alarm; None if it was never raised."""
         place = await self._ask(lambda: self._questions.alarm(name))
         row = None if place is None else await anext(aiter(self._log.read(place[0] - 1, {Alarm})), None)
         if place is None or row is None or not isinstance(row[1], Alarm) or row[1].name != name:
@@ -220,14 +220,14 @@ class RunFacts:
         alarm, named = row[1], row[1].detail.get("turns")
         names = [str(turn) for turn in cast("list[object]", named)][-_SHOWN:] if isinstance(named, list) else []
         turns = {turn.id: turn for turn in await self._find(Turn, [(each,) for each in names])}
-        said = await self._said(turns)
+        signal_names = await self._signal_names(turns)
         rows = {each: await self._ask(lambda each=each: self._questions.turn(each, None)) for each in turns}
         return AlarmDetail(
             line=index_queries.AlarmLine(name=name, reason=alarm.reason, at=alarm.at, standing=place[1]),
             id=alarm.id,
             acceptable=acceptable(name),
             detail=carried(alarm),
-            turns=tuple(_line(rows[each] or _unread(each), turn, said[each]) for each, turn in turns.items()),
+            turns=tuple(_line(rows[each] or _unread(each), turn, signal_names[each]) for each, turn in turns.items()),
         )
 
     async def weights(self) -> WeightsNow:
@@ -248,14 +248,14 @@ class RunFacts:
             free=shutil.disk_usage(home.root).free,
         )
 
-    # ------------------------------------------------------------ asking
+    # ------------------------------------------------------------ queries
 
     async def _ask(self, question: Callable[[], _T]) -> _T:
         self._asked_at = self._clock()
         return await self._threads.ask(question)
 
-    async def _said(self, turns: Mapping[str, Turn]) -> dict[str, list[tuple[str, str]]]:
-        """Id and name of the signals about each turn that its own tenant sent."""
+    async def _signal_names(self, turns: Mapping[str, Turn]) -> dict[str, list[tuple[str, str]]]:
+        """Return (id, name) of the signals about each turn that its own tenant sent."""
         tenants = {id: turn.tenant for id, turn in turns.items()}
         return await self._ask(lambda: self._questions.signals(tenants))
 
@@ -264,13 +264,13 @@ class RunFacts:
 
 
 def _unread(id: str) -> index_queries.IndexedTurn:
-    """A turn that is not in the index yet."""
+    """Return the index row of a turn that is not in the index yet."""
     return index_queries.IndexedTurn(seq=0, id=id, outcome=WAITING, value=None, step=None)
 
 
-def _line(row: index_queries.IndexedTurn, turn: Turn, said: list[tuple[str, str]]) -> TurnLine:
-    """A turn with its outcome. `said`: the ids and names of the signals about it."""
-    return TurnLine(row=row, turn=turn, signals=tuple(dict.fromkeys(name for _, name in said)))
+def _line(row: index_queries.IndexedTurn, turn: Turn, signal_names: list[tuple[str, str]]) -> TurnLine:
+    """Return a turn with its outcome. `signal_names`: (id, name) of the signals about it."""
+    return TurnLine(row=row, turn=turn, signals=tuple(dict.fromkeys(name for _, name in signal_names)))
 
 
 def _advantage(batches: list[Batch], turn: str) -> float | None:

@@ -1,4 +1,4 @@
-"""The shape of `report.json`: a demo run's measurements. `report.render` draws it; nothing else knows the page's layout."""
+"""The schema of `report.json`, the measurements of a demo run. Only `report.render`, which draws it, knows the page's layout."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ostinato.core.errors import BadConfig
 
 
 class _Part(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
-    """Base of the report's parts: unknown fields and NaN are refused."""
+    """Base of the report's parts; refuses unknown fields and NaN."""
 
 
 class CurvePoint(_Part, frozen=True):
@@ -106,14 +106,14 @@ class CalibratedFamily(_Part, frozen=True):
 
 
 class Calibration(_Part, frozen=True):
-    """Whether suggestions are made where they pay: in families where more than `threshold` of them are right."""
+    """Whether suggestions are made where they pay: in families where more than a share `threshold` of them is right."""
 
     threshold: float = Field(gt=0.0, lt=1.0, description="The share above which a suggestion pays.")
     families: tuple[CalibratedFamily, ...] = Field(description="All families of the suite.")
 
 
 class RunReport(_Part, frozen=True):
-    """Everything that `report.json` holds.
+    """The content of `report.json`.
 
     Example::
 
@@ -144,7 +144,7 @@ class RunReport(_Part, frozen=True):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> RunReport:
-        """Read `report.json`. Raises BadConfig naming the field."""
+        """Read `report.json`. Raises BadConfig, which names the field."""
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:

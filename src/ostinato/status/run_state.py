@@ -1,6 +1,7 @@
-"""A run's current state: the workers' board, the log's summary, the reward accounts and the refs, folded once for all viewers.
+"""A run's current state: worker board, log summary, reward accounts and refs, folded once for all viewers.
 
-Also the release controller's state beyond its ledger lines, in sentences: what waits for approval, what this traffic can carry.
+Also describes, in sentences, the release controller's state beyond its ledger: what waits for approval, and how many releases the traffic
+can carry.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from ostinato.status.run_report import Curve, Mark
 from ostinato.status.summary import Summary, catch_up, summarise
 from ostinato.status.worker_status import WorkerBoard, WorkerStatus, read_board
 
-if TYPE_CHECKING:  # it reads the folds below
+if TYPE_CHECKING:  # that module imports this one
     from ostinato.status.branches import BranchNow, BranchReader
 
-_TOLD_S = 600.0  # for so long after a worker's end the page says why it ended
+_RESTART_SHOWN_S = 600.0  # how long the page shows why a worker ended after its restart
 REFS = (*SERVED_REFS, Arm.VERIFIED.value, Arm.LEARNER.value, "candidate")
 _FRESH_S = 1.0
 _AWAY_S = 60.0
-"""After so long without a question, the stored folds may be nearer to the end of the log than those in memory."""
+"""After this long without a query, the stored folds may be further ahead in the log than those in memory."""
 _MINUTE_S = 60.0
 
 
@@ -51,12 +52,12 @@ _MINUTE_S = 60.0
 class RunNow:
     """A run at one moment.
 
-    `troubles` are sentences, the worst first. `refs` are the versions that are served or judged, `shares` the shares of users on
-    the arms beside live. `pace` is turns a second over the last minute, `step` the newest step. `batch` is how many turns a step takes,
-    at least if it takes `every` turn that is ready. `last` is the newest release or rollback. `rated_since` is when the oldest turn behind
-    `arms` was served. `releasing` are sentences on what waits for approval, and on how many releases the traffic can carry. `warnings` say
-    what the configuration leaves unguarded. `dials`: None if nobody has any; `compactions`: None before the first summary of a person's
-    session. `branches`: tenants' own that are trained. `styles`: those that people were dealt.
+    `troubles`: sentences, the worst first. `refs`: versions that are served or evaluated. `shares`: shares of users on arms beside live.
+    `pace`: turns per second over the last minute; `step`: the newest step. `batch`: how many turns a step takes, at least if it takes
+    `every` turn that is ready. `last`: the newest release or rollback. `rated_since`: when the oldest turn behind `arms` was served.
+    `releasing`: sentences on what waits for approval and on how many releases the traffic can carry. `warnings`: what the configuration
+    leaves unguarded. `dials`: None if they are off; `compactions`: None before the first summary of a person's session. `branches`:
+    tenants' trained branches. `styles`: effects of the styles that people were assigned.
     """
 
     at: float
@@ -88,7 +89,7 @@ class RunNow:
 
 
 class RunFolds:
-    """The folds of a run's log that say how it stands: the summary, the accounts of its turns, the release ledger. Saves nothing."""
+    """The folds of a run's log that describe its state: the summary, the accounts of its turns, the release ledger. Saves nothing."""
 
     def __init__(self, log: Log, stored: Folds, rewards: RewardConfig, ledger: ReleaseLedger) -> None:
         self._log, self._stored, self.ledger = log, stored, ledger
@@ -101,7 +102,7 @@ class RunFolds:
         return of_ledger(self._turns.ledger)
 
     async def catch_up(self) -> int:
-        """Read the log's new rows, at first those after the stored folds; returns how many the summary took."""
+        """Read the log's new rows, starting after the stored folds; return how many the summary took."""
         if self._begun:
             rows = await catch_up(self.summary, self._log)
         else:
@@ -113,7 +114,7 @@ class RunFolds:
 
 
 class RunStateReader:
-    """Answers `RunFacts.now` for all viewers together, with at most one look a second."""
+    """Answers `RunFacts.now` for all viewers together, reading at most once a second."""
 
     def __init__(
         self,
@@ -134,7 +135,7 @@ class RunStateReader:
         self._paces: list[tuple[float, int]] = []
 
     async def now(self) -> RunNow:
-        """The run's state, at most a second old. Raises the log's errors."""
+        """Return the run's state, at most a second old. Raises the log's errors."""
         async with self._lock:
             now = self._clock()
             if self._seen is None or not 0.0 <= now - self._seen.at < _FRESH_S:
@@ -146,7 +147,7 @@ class RunStateReader:
             return self._seen
 
     async def refs(self) -> dict[str, PolicyVersion]:
-        """The versions that are served or judged. One whose manifest cannot be read is left out."""
+        """Return the versions that are served or evaluated, without those whose manifest cannot be read."""
         found: dict[str, PolicyVersion] = {}
         for ref in REFS:
             try:
@@ -158,12 +159,12 @@ class RunStateReader:
         return found
 
     async def awaits(self, policy: PolicyVersion) -> bool:
-        """True if a version has passed and waits for approval."""
+        """Return True if a version has passed and waits for approval."""
         proposal = (await self._ledger.refresh()).proposal
         return proposal is not None and proposal.candidate == policy
 
     def _shares(self) -> dict[str, float]:
-        """The shares of all users on the arms beside live. Control is dealt first, then learner, verified, and the trial."""
+        """Return the shares of all users on the arms beside live. Control is assigned first, then learner, verified, and the trial."""
         control, release = self._run.config.serve.control_share, self._run.config.release
         learner = (1.0 - control) * self._run.config.serve.learner_share
         dealing = self._ledger.state.dealt(release.verified_share) or Dealing(salt="")
@@ -172,7 +173,7 @@ class RunStateReader:
         trial = {"canary": left * dealing.canary, "previous": left * dealing.previous}
         return {"control": control, "learner": learner, **trial, "verified": verified}
 
-    # ------------------------------------------------------------ one look
+    # ------------------------------------------------------------ reading the state
 
     def _new_folds(self) -> RunFolds:
         return RunFolds(self._log, self._run.folds, self._run.config.reward, self._ledger)
@@ -185,7 +186,7 @@ class RunStateReader:
         paces = await self._threads.ask(lambda: last_lines(home.progress("release")))
         marks: Sequence[LedgerEvent] = await self._threads.ask_index(lambda: self._questions.shipped(100), [])
         drawn, live = windows(seen.rated, marks), self._ledger.state.live
-        # on a thread: it takes up to a tenth of a second with many people
+        # on a thread, because it takes up to a tenth of a second with many people
         dials = await self._threads.ask(
             lambda: dials_now(
                 config.adapt, seen, None if live is None else live.hash, last_lines(home.progress("serve"))
@@ -221,7 +222,7 @@ class RunStateReader:
         )
 
     def _pace(self, now: float, served: Cursor) -> float | None:
-        """Turns a second since the oldest look within the last minute; None while that look is less than 2 s old."""
+        """Return turns per second since the oldest reading within the last minute; None while that is less than 2 s old."""
         self._paces = [each for each in self._paces if now - each[0] <= _MINUTE_S]
         self._paces.append((now, served))
         began, before = self._paces[0]
@@ -229,7 +230,7 @@ class RunStateReader:
 
 
 def troubles(board: WorkerBoard | None, now: float) -> tuple[str, ...]:
-    """The workers' faults in sentences, the worst first."""
+    """Return the workers' faults as sentences, the worst first."""
     if board is None or board.ended is not None:
         return ("`ostinato up` is not running: a worker that exits is not restarted.",)
     if not board.alive(now):
@@ -242,14 +243,14 @@ def troubles(board: WorkerBoard | None, now: float) -> tuple[str, ...]:
     ended = [
         f"The {worker.name} worker was started again, {worker.restarts} times so far: {worker.reason}."
         for worker in board.workers
-        if worker.condition != "failed" and worker.restarts and now - (worker.reason_at or 0.0) < _TOLD_S
+        if worker.condition != "failed" and worker.restarts and now - (worker.reason_at or 0.0) < _RESTART_SHOWN_S
     ]
     troubled = [f"The {worker.name} worker waits: {worker.trouble}." for worker in board.workers if worker.trouble]
     return (*down, *ended, *troubled)
 
 
 def workers(board: WorkerBoard | None, now: float) -> tuple[WorkerStatus, ...]:
-    """The workers of a running supervisor; empty without one, because their state is then unknown."""
+    """Return the workers of a running supervisor; empty without one, because their state is then unknown."""
     return board.workers if board is not None and board.alive(now) else ()
 
 
@@ -258,7 +259,7 @@ def _place(row: ArmAcceptance) -> int:
 
 
 def alarms(seen: Summary) -> tuple[AlarmLine, ...]:
-    """The standing alarms, the newest first."""
+    """Return the alarms that are raised now, newest first."""
     found = [AlarmLine(name=name, reason=why, at=at, standing=True) for name, (why, at) in seen.alarms.items()]
     return tuple(sorted(found, key=lambda alarm: -alarm.at))
 
@@ -270,43 +271,44 @@ ARMS = ("live", "canary", "learner", "control", "eval")
 
 
 def releasing(state: State, rules: ReleaseConfig, lines: Sequence[Mapping[str, Any]], now: float) -> list[str]:
-    """The sentences; a candidate that waits for a person comes first. `lines` are the release worker's progress lines."""
-    said = [] if state.proposal is None else [_waits(state.proposal, now)]
+    """Return sentences about releases; a candidate that waits for approval comes first. `lines`: the release worker's progress lines."""
+    sentences = [] if state.proposal is None else [_waits(state.proposal, now)]
     held = brake(state.rollbacks, cooldown_s=rules.cooldown_s, a_day=rules.rollbacks_a_day, now=now)
     if held is not None and held.until is not None:
-        said.append(f"{held.reason}: {ago(held.until - now)} to go")
-    return said + carries(newest_line(lines, "pace"), rules)
+        sentences.append(f"{held.reason}: {ago(held.until - now)} to go")
+    return sentences + carries(newest_line(lines, "pace"), rules)
 
 
 def carries(pace: Mapping[str, Any] | None, rules: ReleaseConfig) -> list[str]:
-    """How many releases a week the traffic can verify, and what the last weeks' decisions may have got wrong. `pace`: a line with the
-    fields of `release.pace.budget.Pace`.
+    """Describe how many releases a week the traffic can verify, and how many wrong decisions the last weeks are expected to contain.
+
+    `pace`: a progress line with the fields of `release.pace.budget.Pace`.
     """
     if pace is None:
         return []
-    said = [] if pace["cadence"] is None or not pace["traffic"]["turns"] else [_cadence(pace, rules)]
+    sentences = [] if pace["cadence"] is None or not pace["traffic"]["turns"] else [_cadence(pace, rules)]
     spent = pace["spent"]
     if pace["tried"] and spent["trials"]:
-        said.append(
+        sentences.append(
             f"of {spent['trials']} trials in {WEEKS} weeks at most {spent['false_ships']:.2f} are expected to have shipped a loss of the "
             f"margin; of comparisons of harmless versions at most {spent['false_stops']:.2f} are expected to have ended as harmful "
             f"(release.trial.false_stops allows {spent['stops_allowed']:g} at release.trial.trials_a_week)"
         )
     elif not pace["tried"] and spent["verdicts"]:
-        said.append(
+        sentences.append(
             f"of {spent['verdicts']} verdicts of the gate in {WEEKS} weeks at most {spent['false_ships']:.2f} are expected to have passed "
             "a candidate that loses the margin against live"
         )
     if spent.get("false_rollbacks"):  # lines of earlier versions lack it
-        said.append(
+        sentences.append(
             f"of harmless releases at most {spent['false_rollbacks']:.2f} are expected to have been rolled back in {WEEKS} weeks "
             "by the guard or by the comparison with the best release"
         )
-    return said
+    return sentences
 
 
 def releasing_json(state: State, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The same for scripts. `awaits_approval` is null if nothing waits; `approved_by` is set once approved, until the candidate is live."""
+    """Return the same as JSON. `awaits_approval` is null if nothing waits; `approved_by` is set from the approval until the release."""
     proposal, pace = state.proposal, newest_line(lines, "pace")
     return {
         "awaits_approval": proposal
@@ -323,10 +325,10 @@ def releasing_json(state: State, lines: Sequence[Mapping[str, Any]]) -> dict[str
 
 
 def _waits(proposal: Proposal, now: float) -> str:
-    said = f"v{proposal.candidate.number} has passed and waits for approval since {ago(now - proposal.at)}"
+    sentence = f"v{proposal.candidate.number} has passed and waits for approval since {ago(now - proposal.at)}"
     if proposal.actor is not None:
-        return f"{said}; {proposal.actor} approved it, and the release worker is about to ship it"
-    return f"{said} (`ostinato approve` ships it, `ostinato refuse` blocks it): {proposal.reason}"
+        return f"{sentence}; {proposal.actor} approved it, and the release worker is about to ship it"
+    return f"{sentence} (`ostinato approve` ships it, `ostinato refuse` blocks it): {proposal.reason}"
 
 
 def _cadence(pace: Mapping[str, Any], rules: ReleaseConfig) -> str:

@@ -1,6 +1,6 @@
-"""The log's summary for people: a stored fold, so that a look at a run reads only new rows.
+"""The log's summary for people: a saved fold, so that only new rows are read.
 
-Its size does not grow with the log: counts, the newest releases, the alarms that stand, and the newest answers.
+Its size does not grow with the log: counts, the newest releases, the alarms that are raised, and the newest answers.
 """
 
 from __future__ import annotations
@@ -36,19 +36,21 @@ KINDS: frozenset[type] = frozenset(
     {Turn, Signal, Reward, Quarantine, Holdback, Batch, ReleaseEvent, Stamp, Alarm, SteeringBasis, Forgotten}
 )
 RATED, OPEN, RELEASES, CONTRACTS = 2_000, 20_000, 20, 20
-"""How many of the newest are kept: rated turns, turns without a reward yet, releases, contracts."""
+"""How many of the newest rated turns, turns without a reward yet, releases and contracts are kept."""
 NAMES, OTHERS = 50, "others"
-"""At most `NAMES` names of signals or reasons of holdbacks are counted separately, the rest together: a client may invent any number."""
+"""At most `NAMES` names of signals or reasons of holdbacks are counted separately, the rest together, because a client may invent any."""
 
 _FORMAT = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """A person's turn, as far as a screen shows it. `number` is the policy number of its oldest token. `dealt` is the person's place for
-    the holdout of dials (`core.arm_assignment.holdout_place`), None for a turn that could not have been steered. `session`: its episode, if
-    that is followed for its summaries (`status.compactions`). `style`: what its reward tells of the style that its conversation was dealt
-    (`StyleTally.turn`), if it was dealt one or none. `by_chance`: the person could have been dealt to another arm.
+    """A person's turn, reduced to what a screen shows.
+
+    `number`: policy number of its oldest token. `dealt`: the person's position for the holdout of dials
+    (`core.arm_assignment.holdout_place`); None if the turn could not have been steered. `session`: its episode, if that is followed for its
+    summaries (`status.compactions`). `style`: for a conversation that was randomized to a style or to none, what its reward says about it
+    (`StyleTally.turn`). `by_chance`: the person could have been assigned to another arm.
     """
 
     arm: str
@@ -63,7 +65,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatedTurn:
-    """A person's turn with its reward. `heard`: somebody reacted; otherwise it is the reward for silence."""
+    """A person's turn with its reward. `heard`: somebody reacted; otherwise it is the reward for no reaction."""
 
     served: Served
     value: float
@@ -71,7 +73,7 @@ class RatedTurn:
 
 
 def rated_turn(turn: Turn, reward: Reward) -> RatedTurn:
-    """A turn and its reward, as far as a screen shows them."""
+    """Return a turn and its reward, reduced to what a screen shows."""
     return RatedTurn(served=_of_turn(turn), value=reward.value, heard=bool(reward.signals))
 
 
@@ -92,7 +94,7 @@ def _of_turn(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerLine:
-    """One line of the release ledger, as a screen shows it. `actor` is the person who did it, None for the release worker."""
+    """One event of the release ledger, as a screen shows it. `actor`: the person who did it; None for the release worker."""
 
     action: str
     number: int
@@ -103,8 +105,9 @@ class LedgerLine:
 
 @dataclass(slots=True)
 class Summary:
-    """The fold's state. `apply` rows in log order; `cursor` is the last row's. `held` counts turns held back, by reason. At the trainer's
-    last return, step `first` began at the weights of policy number `base`.
+    """The fold's state. `apply` rows in log order; `cursor` is the last row's. `held`: number of turns held back, by reason.
+
+    `first`, `base`: when training last went back, step `first` started from the weights of policy number `base`.
     """
 
     cursor: Cursor = 0
@@ -165,7 +168,7 @@ class Summary:
             return
         if served.style is not None:
             self.styles.reward(served.person, served.style, row.value)
-            served = replace(served, style=None)  # it is in the sums, which name nobody
+            served = replace(served, style=None)  # it is now in the sums, which name nobody
         self.rated.append(RatedTurn(served=served, value=row.value, heard=bool(row.signals)))
         if served.dealt is not None:
             self.dials.reward(served.person[0], served.dealt, row.value, row.at)
@@ -198,7 +201,7 @@ class Summary:
                 pass
 
     def _forget(self, gone: Forgotten) -> None:
-        """Drop a person's answers from the newest, and what is counted of them."""
+        """Drop a person's newest answers and what is counted about the person."""
         self.dials.forget(gone)
         self.compactions.forget(gone)
         kept = [each for each in self.rated if not gone.covers(each.served.person)]
@@ -275,9 +278,9 @@ def _served(listed: list[Any]) -> Served:
 
 
 async def summarise(log: Log, folds: Folds, newest: Cursor) -> tuple[Summary, int]:
-    """The log's current summary, continued from the stored one, and how many rows were read for it. Saves nothing.
+    """Return the log's current summary, continued from the saved one, and how many rows were read for it. Saves nothing.
 
-    `newest` is the log's newest row. A stored summary of a longer log belongs to another log and is ignored.
+    `newest` is the log's newest row. A saved summary with a later cursor belongs to another log and is ignored.
     """
     kept, summary = await folds.load(FOLD), Summary()
     if kept is not None and kept[0] <= newest:
@@ -289,7 +292,7 @@ async def summarise(log: Log, folds: Folds, newest: Cursor) -> tuple[Summary, in
 
 
 async def catch_up(summary: Summary, log: Log) -> int:
-    """Apply the log's new rows; returns how many there were."""
+    """Apply the log's new rows and return how many there were."""
     count = 0
     async for cursor, row in log.read(summary.cursor, set(KINDS)):
         summary.apply(cursor, row)
@@ -298,5 +301,5 @@ async def catch_up(summary: Summary, log: Log) -> int:
 
 
 async def keep(summary: Summary, folds: Folds) -> None:
-    """Save the summary, so that the next look starts from it. Raises StorageFull."""
+    """Save the summary, so that the next reading starts from it. Raises StorageFull."""
     await folds.save(FOLD, summary.cursor, summary.state())

@@ -1,5 +1,6 @@
-"""The state of training and of the weights, from the progress lines of the trainer and the gateway: figures over steps, publications,
-swaps, followers. Times are Unix seconds, sizes are bytes.
+"""The state of training and weights, from the progress lines of trainer and gateway: figures per step, publications, hot swaps, followers.
+
+Times are Unix seconds, sizes are bytes.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class PublishedLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapLine:
-    """One hot swap of a slot: the time in which no token could be made, and the streams that went on."""
+    """One hot swap of a slot: how long no token could be sampled, and how many streams continued."""
 
     slot: str
     number: int
@@ -48,7 +49,9 @@ class SwapLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowerNow:
-    """A gateway slot's loaded version, and the one that its ref names. `lag_s`: from when a version was wanted to its load, or to now."""
+    """A gateway slot's loaded version, and the one that its ref names. `lag_s`: time from when a version was wanted until it was loaded, or
+    until now.
+    """
 
     slot: str
     number: int
@@ -60,7 +63,7 @@ class FollowerNow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsNow:
-    """The weight store: refs, the newest publications, swaps, followers, sizes on disk."""
+    """The weight store: refs, the newest publications, hot swaps, followers, sizes on disk."""
 
     refs: Mapping[str, PolicyVersion]
     published: tuple[PublishedLine, ...]
@@ -70,12 +73,12 @@ class WeightsNow:
     followers: tuple[FollowerNow, ...] = ()
 
 
-# ---------------------------------------------------------------- steps
+# ---------------------------------------------------------------- training steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSeries:
-    """One figure over optimizer steps."""
+    """One figure per optimizer step."""
 
     name: str
     title: str
@@ -119,14 +122,14 @@ FIGURES: Mapping[str, tuple[str, str]] = {
     "seconds": ("Duration of a step", "seconds"),
     "learning_rate": ("Learning rate", "per step"),
 }
-"""The figures to draw if the lines have them, in this order, with title and unit."""
+"""The figures to draw if the progress lines have them, in this order, with title and unit."""
 
 
 L = TypeVar("L", PublishedLine, SwapLine)
 
 
 class TrainLines:
-    """The newest lines of two files. Its methods may run in threads; call `look` first."""
+    """The newest lines of two progress files. Its methods may run on threads; call `look` first."""
 
     def __init__(self, train: Path, serve: Path) -> None:
         self._files = [Lines(train), Lines(serve)]
@@ -146,7 +149,7 @@ class TrainLines:
         return self
 
     def learning(self, events: Iterable[LedgerEvent], run: RunNow) -> LearningNow:
-        """The figures over steps. A step that was repeated after a kill counts once, with its last values."""
+        """Return the figures per step. A step that was repeated after a kill counts once, with its last values."""
         steps = {int(line["step"]): line for line in list(self._steps) if isinstance(line.get("step"), int)}
         series = [
             StepSeries(name=name, title=title, unit=unit, points=points)
@@ -182,10 +185,10 @@ def followers(
     released: Iterable[LedgerEvent],
     now: float,
 ) -> tuple[FollowerNow, ...]:
-    """Each slot's last loaded version, beside its ref's. A version is wanted from its publication on, in the live slot from its release.
-    `swaps`, `published`: newest first.
+    """Return each slot's last loaded version, beside its ref's. A version is wanted from its publication on; in the live slot from its
+    release on. `swaps`, `published`: newest first.
     """
-    made = {line.number: line.at for line in reversed([*published])}  # the newest of a number that was published again
+    made = {line.number: line.at for line in reversed([*published])}  # of a number that was published again, the newest
     shipped = [(event.policy.number, event.at) for event in released]
     newest: dict[str, SwapLine] = {}
     for line in swaps:

@@ -1,4 +1,4 @@
-"""The workers' status, read from the board that the supervisor writes. A board is ignored once it is stale."""
+"""The workers' status, read from the board file that the supervisor writes. A stale board is ignored."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from ostinato.core.clock import wall_clock
 
 STALE_S = 15.0
-"""A board this far from now was left by a supervisor that was killed or that hangs; one of the future, before the clock was set back."""
+"""A board older than this was left by a supervisor that was killed or hangs; one that far in the future, before the clock was set back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
-    """One worker's state. Times are Unix seconds: `since` is when it entered its `condition`, `doing_since` when it began what it is doing,
-    `reason_at` when it last ended. `node`: the machine that it runs on; empty for the supervisor's.
+    """One worker's state. Times are Unix seconds: `since` is when it entered its `condition`, `doing_since` when it began its activity,
+    `reason_at` when it last ended. `node`: the machine on which it runs; "" for the supervisor's.
     """
 
     name: str
@@ -32,18 +32,18 @@ class WorkerStatus:
 
     @property
     def activity(self) -> str:
-        """What it is doing; "" unless it runs."""
+        """What the worker is doing; "" unless it is running."""
         return (self.doing or "starting") if self.condition == "running" else ""
 
     @property
     def activity_since(self) -> float:
-        """When it began its activity, or entered its condition."""
+        """When the worker began its activity or, if it is not running, entered its condition."""
         return self.doing_since if self.condition == "running" else self.since
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerBoard:
-    """A board as read from its file. `ended`: why `up` ended, None while it runs; `at`: when it was written."""
+    """The content of the board file. `ended`: why `up` ended; None while it runs. `at`: when the board was written."""
 
     at: float
     pid: int
@@ -51,12 +51,12 @@ class WorkerBoard:
     workers: tuple[WorkerStatus, ...]
 
     def alive(self, now: float) -> bool:
-        """True if its supervisor runs: it did not end, was not killed, and does not hang."""
+        """Return True if the supervisor is running: it has not ended, was not killed and does not hang."""
         return self.ended is None and abs(now - self.at) <= STALE_S
 
 
 def read_board(path: Path) -> WorkerBoard | None:
-    """The last board; None if there is none or it is damaged."""
+    """Return the last board; None if there is none or it is damaged."""
     try:
         found = json.loads(path.read_text(errors="replace"))
         workers = tuple(WorkerStatus(**each) for each in found["workers"])
@@ -66,7 +66,7 @@ def read_board(path: Path) -> WorkerBoard | None:
 
 
 def placed_from_elsewhere(board: Path, scale: Path) -> bool:
-    """True on a node of a run whose `ostinato up --on ray` is on another machine: the board was copied here, but not the `scale` file."""
+    """Return True on a node of a run whose `up --on ray` is on another machine: the board was copied here, but not the `scale` file."""
     shown = read_board(board)
     if shown is None or not shown.alive(wall_clock()):
         return False

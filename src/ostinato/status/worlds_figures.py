@@ -1,4 +1,4 @@
-"""The report of `ostinato demo worlds`: success in the world before and after training, then acceptance beside a start without that."""
+"""The report of `ostinato demo worlds`: success in the world before and after training, then users' acceptance compared with the base."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ NOTES = (
     "Success in the world is measured with seeds that neither training, bar nor gate saw; intervals are 95%, tasks or users as clusters.",
 )
 
-_TOLD = ("evaluated", "blocked", "canary", "shipped", "better", "rolled_back")
+_REPORTED = ("evaluated", "blocked", "canary", "shipped", "better", "rolled_back")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phases:
-    """When each part of the demo ended, in Unix seconds. Users worked from `judged` to `ended`."""
+    """When each part of the demo ended, in Unix seconds. Users were served from `judged` to `ended`."""
 
     began: float
     trained: float
@@ -35,7 +35,7 @@ class Phases:
     measured: float
 
     def told(self) -> str:
-        """The minutes that each part took."""
+        """Describe how many minutes each part took."""
         names = ("world", "bar and gate", "users", "last measurement")
         ends = (self.began, self.trained, self.judged, self.ended, self.measured)
         parts = [f"{name} {(end - start) / 60:.1f}" for name, start, end in zip(names, ends, ends[1:], strict=False)]
@@ -44,7 +44,7 @@ class Phases:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solved:
-    """The first and the last model's scores on held-out tasks, with the same tasks and seeds for both."""
+    """The base model's and the candidate's scores on held-out tasks, with the same tasks and seeds for both."""
 
     before: Sequence[ItemScore]
     after: Sequence[ItemScore]
@@ -76,7 +76,7 @@ def worlds_report(
     seed: int,
     model: str,
 ) -> RunReport:
-    """The demo's page. `measured` are the rollout worker's progress lines; `asked` counts the users' requests and the failed ones."""
+    """Return the demo's report. `measured`: the rollout worker's progress lines. `asked`: the users' requests, and the failed ones."""
     rows = [
         solved.row(),
         ("held-out tasks while it trained", _course(measured)),
@@ -108,18 +108,18 @@ def worlds_report(
 
 
 def last_word(seen: observed_run.Observed, candidate: PolicyVersion) -> str:
-    """The headline of the candidate's last release event."""
+    """Return the headline of the candidate's last release event."""
     reasons = [event.reason for event in seen.releases if event.policy == candidate]
     return headline(reasons[-1]) if reasons else "it was not judged"
 
 
 def went_live(seen: observed_run.Observed, candidate: PolicyVersion) -> ReleaseEvent | None:
-    """The ledger line that shipped the candidate, or None."""
+    """Return the ledger event that shipped the candidate; None if there is none."""
     return next((event for event in seen.shipped() if event.policy == candidate), None)
 
 
 def beside_control(seen: observed_run.Observed, candidate: PolicyVersion, start: float, end: float) -> list[Rated]:
-    """The turns to compare, started in [start, end): those of the live arm that only the candidate answered, and all of the control arm."""
+    """Return the turns to compare, started in [start, end): of the live arm those that the candidate alone answered, and all of control."""
 
     def counts(each: Rated) -> bool:
         turn, _ = each
@@ -140,7 +140,7 @@ def _course(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _way(seen: observed_run.Observed, candidate: PolicyVersion, phases: Phases) -> list[tuple[str, str]]:
-    """The candidate's way to release: bars, verdict, canary."""
+    """Return the rows about the candidate's way to release: bars, verdict, canary."""
     rows: list[tuple[str, str]] = []
     for event in seen.releases:
         if event.policy != candidate:
@@ -150,8 +150,8 @@ def _way(seen: observed_run.Observed, candidate: PolicyVersion, phases: Phases) 
             rows.append(
                 (f"bar on {bar['axis']} of {bar['suite']}", f"{'cleared' if bar['holds'] else 'MISSED'}: {told}")
             )
-        if event.action in _TOLD:
-            # the deciding part; the gate's words before it have their own row
+        if event.action in _REPORTED:
+            # only the deciding part, because the gate's words before it have a row of their own
             why = event.reason.rpartition("; canary ")[2]
             told = f"at {(event.at - phases.began) / 60:.1f} min: {headline(why)}"
             rows.append((f"v{candidate.number} {event.action.replace('_', ' ')}", told))
@@ -159,7 +159,7 @@ def _way(seen: observed_run.Observed, candidate: PolicyVersion, phases: Phases) 
 
 
 def _arms(seen: observed_run.Observed, candidate: PolicyVersion, phases: Phases) -> list[tuple[str, str]]:
-    """Acceptance before and after the candidate went live."""
+    """Return the rows about acceptance before and after the candidate went live."""
     live = went_live(seen, candidate)
     until = phases.ended if live is None else live.at
     rows = [

@@ -733,7 +733,7 @@ async def test_it_is_told_that_the_guard_is_blind_while_rows_wait_to_be_copied(t
 
 
 async def test_the_release_worker_tells_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(branches, "_BLIND_S", 0.0)
+    monkeypatch.setattr(branches, "_STALLED_S", 0.0)
     monkeypatch.setattr(branches, "_WATCH_S", 0.001)
     config = settings(tmp_path)
     (v0,) = await publish(open_store(config), 1)

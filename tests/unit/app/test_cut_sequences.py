@@ -155,7 +155,7 @@ def test_a_request_to_be_erased_and_its_taking_up(tmp_path):
 
     def act() -> None:
         files.request(asked)
-        files.take([asked])
+        files.remove([asked])
 
     def check() -> None:
         assert files.requests() in ([], [asked])
@@ -163,7 +163,7 @@ def test_a_request_to_be_erased_and_its_taking_up(tmp_path):
     def again() -> None:
         files.request(asked)
         assert files.requests() == [asked]
-        files.take([asked])
+        files.remove([asked])
         assert files.requests() == []
 
     assert cut_everywhere(act, again, check, lambda: emptied(place)) > 10

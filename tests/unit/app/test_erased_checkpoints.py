@@ -79,7 +79,7 @@ def test_a_replayed_step_is_on_the_disk_before_a_checkpoint_can_hold_it(tmp_path
     files.put("job.json", {})
     files.steps("e").touch()
     monkeypatch.setattr(os, "fsync", recorded)
-    files.note("e", {"step": 1, "ess_turns": 0.5})
-    files.note("e", {"step": 2, "refused": ""})
+    files.append_step("e", {"step": 1, "ess_turns": 0.5})
+    files.append_step("e", {"step": 2, "refused": ""})
     lines = [json.dumps({"step": 1, "ess_turns": 0.5}) + "\n", json.dumps({"step": 2, "refused": ""}) + "\n"]
     assert synced == [str(files.steps("e")) + "".join(lines[:count]) for count in (1, 2)]

@@ -171,6 +171,6 @@ def test_two_who_ask_for_a_replay_at_once_are_both_served(tmp_path, monkeypatch)
     begun[-1].join()
     assert files.requests() == [ann, bob]
     monkeypatch.setattr(files, "put", between(eve))
-    files.take([ann])
+    files.remove([ann])
     begun[-1].join()
     assert files.requests() == [bob, eve]

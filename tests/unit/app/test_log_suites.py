@@ -152,7 +152,7 @@ async def test_strata_have_their_shares(settings, reader):
     ("grade", "told"),
     [
         ("judge", r"set \[worlds.judge\]"),
-        ("best", "there are exact, judge"),
+        ("best", "choose exact, judge, or your own"),
         ("absent_module:f", "module absent_module cannot be imported"),
         ("math:pattern", "a built-in grader has this name"),
     ],
@@ -243,7 +243,7 @@ def test_a_prompt_is_covered_from_its_first_token_to_its_last():
 
 def test_a_suite_that_is_elsewhere_is_no_reason_not_to_start(settings, tmp_path, caplog):
     assert len(held_out_prompts(settings(f"evaluate.suite='{tmp_path / 'absent.jsonl'}'"))) == 0
-    assert "is not here" in caplog.text
+    assert "is not on this machine" in caplog.text
 
 
 async def test_a_tenants_suite_is_not_learned_from_by_the_shared_training_either(settings, reader, tmp_path):

@@ -70,7 +70,7 @@ async def test_it_fetches_what_it_loads_first(tmp_path, store, model):
     config = settings(tmp_path)
     await served(config, store)
     following = follower(store)
-    await gateway._fetch_ahead(config, model, following)
+    await gateway._prefetch(config, model, following)
     read = store.read
     assert read
     policy = await following.resolve("control")
@@ -79,7 +79,7 @@ async def test_it_fetches_what_it_loads_first(tmp_path, store, model):
 
 
 async def test_a_first_start_fetches_nothing_beside_what_it_measures(tmp_path, store, model):
-    assert gateway._fetch_ahead(settings(tmp_path), model, follower(store)) is None
+    assert gateway._prefetch(settings(tmp_path), model, follower(store)) is None
 
 
 async def test_what_is_not_kept_of_this_machine_is_measured_before_anything_else_begins(
@@ -117,7 +117,7 @@ async def test_what_is_not_kept_of_this_machine_is_measured_before_anything_else
     monkeypatch.setattr(speed, "measure", measuring("speed", speeds))
     monkeypatch.setattr(selftest, "examine", measuring("exact", verdict))
     monkeypatch.setattr(renderer, "HFRenderer", Renderer)
-    _, ahead = await gateway._begin(config, model, follower(store))
+    _, ahead = await gateway._open_renderer(config, model, follower(store))
     assert {name for name, *_ in seen} == {"speed", "exact"}
     assert {tuple(begun) for _, *begun in seen} == {(0, 0)}, "objects read and renderers made until then"
     assert made == [model]
@@ -129,7 +129,7 @@ async def test_a_store_that_is_away_is_left_to_the_follower(tmp_path, store, mod
     config = settings(tmp_path)
     await served(config, store)
     store.away = True
-    await gateway._fetch_ahead(config, model, follower(store))
+    await gateway._prefetch(config, model, follower(store))
     assert not store.read
 
 
@@ -138,5 +138,5 @@ async def test_no_weights_are_fetched_that_the_memory_does_not_hold(tmp_path, st
     await served(config, store)
     monkeypatch.setattr(gateway, "process_limit", lambda: Room(size=1 << 20, bound="the control group"))
     with pytest.raises(BadConfig, match="memory is too small to serve"):
-        gateway._fetch_ahead(config, model, follower(store))
+        gateway._prefetch(config, model, follower(store))
     assert not store.read

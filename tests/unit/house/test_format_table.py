@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[3]
 CHECKPOINTS = {checkpoint.FORMAT, checkpoint.SHARDED}
 FORMATS = {
     "log: segments": (segments.FORMAT, segments.READABLE),
-    "log in Postgres": (postgres.LAYOUT, {postgres.LAYOUT, *postgres._FROM}),
+    "log in Postgres": (postgres.LAYOUT, {postgres.LAYOUT, *postgres._MIGRATIONS}),
     "backup of the log": (backup.FORMAT, {backup.FORMAT}),
     "folds": (folds._FORMAT, {folds._FORMAT}),
     "fold of rewards": (log_fold.FORMAT, {log_fold.FORMAT}),

@@ -32,7 +32,7 @@ from ostinato.app.dials import (
     CheckedCorner,
     Rise,
     Safety,
-    _blamed,
+    _dial_to_drop,
     _LiveAnswers,
     most_moved_people,
     shared_prior,
@@ -232,7 +232,7 @@ def test_of_eight_dials_the_one_that_does_harm_in_one_family_in_company_is_dropp
         code = a_rise(0.5 * (found is Safety.UNSAFE), found)
         whole = a_rise(-0.9 * (corner.dials[harmful - 1] > 0.0), Safety.SAFE)
         several.append(CheckedCorner(corner=corner, whole=whole, families={"code": code}, tokens=9.0, found=found))
-    assert _blamed(basis, reach, several) == basis.names[harmful]
+    assert _dial_to_drop(basis, reach, several) == basis.names[harmful]
 
 
 async def test_a_family_of_twelve_in_which_every_prompt_rises_is_found_at_the_level_of_eight_dials(

@@ -90,7 +90,7 @@ async def test_the_reserve_of_another_host_waits_takes_over_and_the_first_ends_w
         first.run.folds.save("monitors", 1, {}),
         first.run.store.move_ref("live", ONE, TWO),
     ):
-        with pytest.raises(LeaseLost, match="another process is the release process"):
+        with pytest.raises(LeaseLost, match="another process has become the release process"):
             await attempt
     with pytest.raises(LeaseLost):
         await tasks[0]

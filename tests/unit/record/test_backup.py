@@ -424,14 +424,14 @@ def directory(kept: Path) -> None:
         (left_out, Corrupt, "are not the rows that its manifest says"),
         (newest_left_out, Corrupt, "are not the rows that its manifest says"),
         (swapped, Corrupt, "are not the rows that its manifest says"),
-        (linked, Corrupt, "is a link or no file"),
-        (directory, Corrupt, "is a link or no file"),
+        (linked, Corrupt, "is a link or not a file"),
+        (directory, Corrupt, "is a link or not a file"),
         (twice, Corrupt, "names a file twice"),
-        (named("../0000000000000001.db"), Corrupt, "is no file of a log"),
-        (named("/etc/passwd"), Corrupt, "is no file of a log"),
-        (named("a/../0000000000000001.db"), Corrupt, "is no file of a log"),
-        (named("0000000000000001.db\n"), Corrupt, "is no file of a log"),
-        (named("postgres"), Corrupt, "is no file of a log"),
+        (named("../0000000000000001.db"), Corrupt, "is not a file of a log"),
+        (named("/etc/passwd"), Corrupt, "is not a file of a log"),
+        (named("a/../0000000000000001.db"), Corrupt, "is not a file of a log"),
+        (named("0000000000000001.db\n"), Corrupt, "is not a file of a log"),
+        (named("postgres"), Corrupt, "is not a file of a log"),
         (lambda kept: change(kept, format=FORMAT + 1), BadConfig, "restore it with the Ostinato that made it"),
         (lambda kept: change(kept, format="one"), Corrupt, "cannot be read"),
         (lambda kept: change(kept, files=[]), Corrupt, "are not the rows"),
@@ -454,7 +454,7 @@ async def test_a_backup_that_was_tampered_with_is_refused_and_nothing_is_install
 async def test_a_link_in_place_of_the_manifest_is_not_followed(kept: Path, tmp_path: Path):
     (kept / MANIFEST).rename(tmp_path / "elsewhere")
     (kept / MANIFEST).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(Corrupt, match="is a link or no file"):
+    with pytest.raises(Corrupt, match="is a link or not a file"):
         put_back(kept, tmp_path / "new")
 
 

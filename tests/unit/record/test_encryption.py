@@ -190,7 +190,7 @@ async def test_whose_turns_signals_are_about_is_asked_once_and_without_reading_t
             await log.append(*turns[at : at + 4])
     read: list[str] = []
     monkeypatch.setattr(codec, "decode", lambda *_: read.append("turn"))
-    monkeypatch.setattr(KeyRing, "reveal", lambda *_: read.append("secret"))
+    monkeypatch.setattr(KeyRing, "decrypt", lambda *_: read.append("secret"))
     with opened(tmp_path, segment_rows=4) as log:
         asked: list[Sequence[str]] = []
         owners = log._appender._reader.owners
@@ -239,7 +239,7 @@ async def test_comments_on_turns_that_retention_had_dropped_are_forgotten_with_a
 async def test_comments_on_awaited_turns_outlive_a_flood_of_another_tenants_signals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(rowlog, "_BACK", 2)
+    monkeypatch.setattr(rowlog, "_FIRST_SIGNALS", 2)
     day, since = 86_400.0, 10 * 86_400.0 - 60.0
     config = RecordConfig(encrypt=Encrypt.USER, segment_rows=2, retain_days=1.0)
     with SqlLog.open(tmp_path / "log", clock=lambda: 10 * day, config=config) as log:
@@ -483,8 +483,8 @@ def test_two_processes_make_one_key_for_one_scope(tmp_path: Path):
     first = rings[0].numbers(scopes[:3])
     second = rings[1].numbers(scopes)
     assert {scope: second[scope] for scope in scopes[:3]} == first
-    sealed = rings[0].conceal(first[scopes[0]], b"there", b"hello")
-    assert rings[1].reveal(first[scopes[0]], b"there", sealed) == b"hello"
+    sealed = rings[0].encrypt(first[scopes[0]], b"there", b"hello")
+    assert rings[1].decrypt(first[scopes[0]], b"there", sealed) == b"hello"
     for ring in rings:
         ring.close()
 

@@ -18,7 +18,7 @@ from ostinato.record.codec.kinds import KINDS, TURNS
 from ostinato.record.codec.shrink import Use
 from ostinato.record.codec.tokens import pack_logprobs
 from ostinato.record.config import RecordConfig
-from ostinato.record.head import DEEPEST
+from ostinato.record.head import MAX_CHAIN
 from ostinato.record.log import SqlLog
 from ostinato.record.segment import Segment
 from ostinato.testing.records import a_turn
@@ -130,12 +130,12 @@ async def test_a_long_episode_can_be_read_at_any_turn_with_few_rows(log: SqlLog)
         asked: list[str] = []
         segment.db.set_trace_callback(asked.append)
         most = 0
-        for turn in (turns[DEEPEST], turns[DEEPEST + 1], turns[75], turns[149]):
+        for turn in (turns[MAX_CHAIN], turns[MAX_CHAIN + 1], turns[75], turns[149]):
             segment._held.clear()
             asked.clear()
             assert await other.find(Turn, [(turn.id,)]) == [turn]
             most = max(most, sum("tokens FROM turns" in each for each in asked))
-        assert DEEPEST - 5 <= most <= DEEPEST
+        assert MAX_CHAIN - 5 <= most <= MAX_CHAIN
 
 
 async def test_every_segment_can_be_read_by_itself(tmp_path: Path):

@@ -36,8 +36,8 @@ class Failed(Exception):
     [
         ("SQLITE_FULL", StorageFull, "nothing was written to run/log: it said so; free space or repair the disk"),
         ("SQLITE_IOERR", StorageFull, "nothing was written to run/log: it said so; free space or repair the disk"),
-        ("SQLITE_CORRUPT", Corrupt, "run/log is damaged or no log: it said so; restore it from a copy"),
-        ("SQLITE_NOTADB", Corrupt, "run/log is damaged or no log: it said so; restore it from a copy"),
+        ("SQLITE_CORRUPT", Corrupt, "run/log is damaged or not a log: it said so; restore it from a copy"),
+        ("SQLITE_NOTADB", Corrupt, "run/log is damaged or not a log: it said so; restore it from a copy"),
         ("SQLITE_TOOBIG", TooLarge, "a row is larger than run/log can hold: it said so; send less at once"),
         ("SQLITE_PERM", Unavailable, "the log at run/log could not be used: it said so; see which process holds it"),
     ],

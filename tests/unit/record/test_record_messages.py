@@ -143,7 +143,7 @@ def test_a_lock_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(os, "open", deny)
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
     remedy = (
-        f"it belongs to user {path.stat().st_uid}: give it, and what else of {tmp_path} is theirs, to user 4711 (chown)"
+        f"it belongs to user {path.stat().st_uid}: give it and their other files in {tmp_path} to user 4711 (chown)"
     )
     with refused(StorageFull, f"cannot open {path}: {denied}; {remedy}"), roles.hold(tmp_path, "draining"):
         pass
@@ -164,8 +164,8 @@ async def test_a_fold_that_has_no_name(tmp_path: Path, name: str):
 def test_a_log_in_one_file(tmp_path: Path, name: str):
     (tmp_path / name).touch()
     message = (
-        f"{tmp_path / name} is a log as earlier versions of Ostinato wrote it, one file, which this one does not read; "
-        f"go on with the version that wrote it, or move {name} out of the way to begin a new log"
+        f"{tmp_path / name} is a log in the single-file format of earlier Ostinato versions, which this version cannot read; "
+        f"use the version that wrote it, or move {name} away to begin a new log"
     )
     with refused(BadConfig, message):
         LogDirectory(tmp_path / "log").prepare()
@@ -195,7 +195,7 @@ def test_a_database_of_another_program_or_time(tmp_path: Path, sql: Callable[...
     (tmp_path / "log").mkdir()
     sql(tmp_path / "log" / FIRST, "CREATE TABLE bookmarks (url)")
     with refused(
-        BadConfig, f"{tmp_path / 'log' / FIRST} is a database, but no log of Ostinato's; name another directory"
+        BadConfig, f"{tmp_path / 'log' / FIRST} is a database, but not a log of Ostinato; use another directory"
     ):
         SqlLog.open(tmp_path / "log")
     SqlLog.open(tmp_path / "newer").close()
@@ -216,9 +216,7 @@ async def test_a_disk_that_cannot_be_read_or_thinned(tmp_path: Path, monkeypatch
             StorageFull, f"{tmp_path / 'log'} cannot be read: [Errno 28] No space left on device; repair the disk"
         ):
             await collect(log)
-        message = (
-            f"{tmp_path / 'log'} could not be thinned: [Errno 28] No space left on device; free space, then try again"
-        )
+        message = f"old rows of {tmp_path / 'log'} could not be dropped: [Errno 28] No space left on device; free space, then try again"
         with refused(StorageFull, message):
             retention.drop_segments(LogDirectory(tmp_path / "log"), 1.0, 1.0, 1)
 
@@ -239,8 +237,8 @@ async def test_rows_whose_neighbours_are_missing(tmp_path: Path, sql: Callable[.
         with pytest.raises(ValueError, match=r"^packed bytes need dictionary 99, which is missing$"):
             segment.shrinker.unpack(b"\x63abc")
         with refused(Corrupt, f"{path} holds encrypted rows, but their keys are missing; restore the file of keys"):
-            segment.reveal(1, "text", 1, b"")
-        assert segment.reveal(None, "text", 1, b"open") == b"open"
+            segment.decrypt(1, "text", 1, b"")
+        assert segment.decrypt(None, "text", 1, b"open") == b"open"
     finally:
         segment.close()
     sql(path, "DROP TRIGGER turns_no_update")
@@ -281,7 +279,7 @@ async def test_a_key_that_cannot_be_destroyed(tmp_path: Path, sql: Callable[...,
 def test_a_file_of_keys_that_does_not_fit(tmp_path: Path, sql: Callable[..., Any]):
     path = tmp_path / "keys.db"
     sql(path, "CREATE TABLE bookmarks (url)")
-    message = f"{path} is no file of keys; restore it from a copy: what they encrypt cannot be read"
+    message = f"{path} is not a file of keys; restore it from a copy: what they encrypt cannot be read"
     with refused(Corrupt, message):
         KeyRing(path, None, lambda: 1.0)
 
@@ -296,9 +294,9 @@ async def test_keys_that_do_not_open(tmp_path: Path):
         ring = opened._ring
         assert ring is not None
         with refused(Corrupt, f"{path} lacks key 9, which encrypts rows of the log; restore it from a copy"):
-            ring.reveal(9, b"", b"")
+            ring.decrypt(9, b"", b"")
         with refused(Corrupt, "what is stored under key 1 was changed; restore the log from a copy"):
-            ring.reveal(1, b"", b"x" * 40)
+            ring.decrypt(1, b"", b"x" * 40)
     with refused(BadConfig, f"the keys in {path} are wrapped with a master key; name its file in record.master_key"):
         SqlLog.open(log, config=RecordConfig(encrypt=Encrypt.USER))
     with refused(BadConfig, f"record.master_key does not open the keys in {path}; name the right file"):

@@ -239,7 +239,7 @@ async def test_killed_at_any_instant_nothing_is_lost_or_doubled(
     with monkeypatch.context() as patch:
         patch.setattr(retention, "_copy", killing(retention._copy))
         patch.setattr(retention, "sync_directory", killing(retention.sync_directory))
-        patch.setattr(retention, "_put_away", killing(retention._put_away))
+        patch.setattr(retention, "_checkpoint", killing(retention._checkpoint))
         patch.setattr(Path, "unlink", killing(Path.unlink))
         with pytest.raises(Killed):
             retention.drop_segments(log._directory, clock.now + 26.5 * DAY, 30.0, 1000)

@@ -21,7 +21,7 @@ from ostinato.record.codec.kinds import key_of, kind_of
 from ostinato.record.config import RecordConfig
 from ostinato.record.log import SqlLog
 from ostinato.record.segment import Segment
-from ostinato.record.segment_directory import OpenSegments, SealedKeys, build
+from ostinato.record.segment_directory import OpenSegments, SegmentFilters, build_filter
 from ostinato.testing.records import a_turn
 
 
@@ -245,9 +245,9 @@ async def test_a_fresh_identity_opens_no_closed_segment_however_many_there_are(t
 
 def test_a_filter_lets_few_foreign_keys_pass():
     draw = random.Random(1)
-    sealed = SealedKeys()
+    sealed = SegmentFilters()
     for segment in range(20):
-        sealed.add(segment, build([draw.getrandbits(63) for _ in range(4096)]))
+        sealed.add(segment, build_filter([draw.getrandbits(63) for _ in range(4096)]))
     found = sealed.holding([draw.getrandbits(63) for _ in range(20_000)])
     alarms = sum(map(len, found.values()))
     assert 0 < alarms < 20 * 20_000 * 0.004
@@ -264,7 +264,7 @@ async def test_six_segments_are_open_at_most_those_used_last(tmp_path: Path):
     with SqlLog.open(tmp_path / "log", config=RecordConfig(segment_rows=1)) as log:
         for i in range(8):
             await log.append(signal(i))
-        opened = OpenSegments(log._directory, None, SealedKeys())
+        opened = OpenSegments(log._directory, None, SegmentFilters())
         try:
             for first in (1, 2, 3, 4, 5, 6):
                 opened.get(first)
@@ -315,7 +315,7 @@ async def test_the_newest_of_a_kind_are_counted_where_retention_left_them(tmp_pa
 async def test_a_segment_that_goes_while_filters_are_read_is_passed_over(many: SqlLog):
     for i in range(8):
         await many.append(*[signal(4 * i + j) for j in range(4)])
-    opened = OpenSegments(many._directory, None, SealedKeys())
+    opened = OpenSegments(many._directory, None, SegmentFilters())
     try:
         first, second = opened.listing().firsts[:2]
         many._directory.drop(first)

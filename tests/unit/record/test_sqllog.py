@@ -181,7 +181,7 @@ async def test_a_newer_segment_among_the_closed_ones_is_refused_when_it_is_read(
 def test_another_programs_database_is_refused(tmp_path: Path, sql: Any):
     (tmp_path / "log").mkdir()
     sql(tmp_path / "log" / FIRST, "CREATE TABLE bookmarks (url)")
-    with pytest.raises(BadConfig, match="no log of Ostinato's"):
+    with pytest.raises(BadConfig, match="not a log of Ostinato"):
         SqlLog.open(tmp_path / "log")
 
 
@@ -196,7 +196,7 @@ def test_a_file_that_is_no_database_is_corrupt(tmp_path: Path):
 def test_a_log_of_an_earlier_form_is_refused_with_what_to_do(tmp_path: Path, sql: Any, name: str):
     sql(tmp_path / name, "CREATE TABLE alembic_version (version_num)")
     before = (tmp_path / name).read_bytes()
-    with pytest.raises(BadConfig, match=rf"{name} is a log as earlier versions.*move {name} out of the way"):
+    with pytest.raises(BadConfig, match=rf"{name} is a log in the single-file format.*move {name} away"):
         SqlLog.open(tmp_path / "log")
     assert (tmp_path / name).read_bytes() == before
 

@@ -81,7 +81,7 @@ def test_every_key_that_may_be_null_can_be_set_to_it(tmp_path):
         ("evaluate.bars=[{axis='score'}]", "evaluate.bars.0: a bar needs one of at_least and at_most"),
         ("evaluate.bars=[{at_lest=0.5}]", "unknown key 'evaluate.bars.0.at_lest'"),
         ("model.device=gpu", "model.device: no such device; set 'cpu', 'cuda', 'cuda:1' or 'auto' (got 'gpu')"),
-        ("record.namespace=pg_mine", "record.namespace: no name for a schema; use up to 63 of a-z, 0-9 and _"),
+        ("record.namespace=pg_mine", "record.namespace: not a valid schema name; use up to 63 of a-z, 0-9 and _"),
         ("nonsense", "write it as section.key=value"),
         ("listen.port.number=3", "listen.port"),
     ],

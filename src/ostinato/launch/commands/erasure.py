@@ -110,7 +110,7 @@ async def ask_replay(
 async def show_plan(config: Config, tenant: str, user: str | None, console: Console) -> None:
     """Print what `ostinato forget --replay` would do, and change nothing. Raises NotFound, Corrupt."""
     existing_home(config)
-    from ostinato.app.erasure import ErasureFiles, ErasureRequest, knowing, plan_erasure
+    from ostinato.app.erasure import ErasureFiles, ErasureRequest, find_tainted, plan_erasure
     from ostinato.app.storage import model_path
     from ostinato.app.trainer import ModelTokens
 
@@ -123,7 +123,7 @@ async def show_plan(config: Config, tenant: str, user: str | None, console: Cons
         if plan.first is None:
             say(console, f"none of {plan.last} steps would differ without them: there is nothing to train again")
             return
-        found = await knowing(run, plan.first, plan.last)
+        found = await find_tainted(run, plan.first, plan.last)
     start, steps = "the start of training (no checkpoint is older)", plan.last - plan.start
     if plan.checkpoint is not None:
         start = f"checkpoint {plan.checkpoint.name}"

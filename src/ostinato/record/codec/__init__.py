@@ -1,1 +1,1 @@
-"""Records <-> their form on disk: JSON for small records, bytes for tokens, without the ids that an earlier turn already holds."""
+"""Records <-> their form on disk: JSON for small records, delta-encoded bytes for tokens, zstd with trained dictionaries."""

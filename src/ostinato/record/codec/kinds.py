@@ -1,7 +1,7 @@
 """The kinds of rows that the log keeps, and the JSON form of each of their fields.
 
-A row is validated here, when it is packed: values that no database accepts (NaN, a lone surrogate, None where a string belongs) are
-refused with the field's name, before they can make other rows of the same transaction fail.
+Packing validates a row: values that no database accepts (NaN, a lone surrogate, None where a string belongs) are refused with the field's
+name, before they can fail the other rows of the same transaction.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circ
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a field's value is converted to JSON and back; `load` None: no conversion back."""
+    """How a field's value is converted to JSON and back. `load` None: the JSON value is the field's value."""
 
     dump: Callable[[Any], Any]
     load: Callable[[Any], Any] | None = None
 
 
 def text(value: Any) -> str:
-    """The string itself. Raises TypeError."""
+    """Return the string itself. Raises TypeError."""
     if not isinstance(value, str):
         raise TypeError(f"{type(value).__name__} is not a string")
     return value
 
 
 def real(value: Any) -> float:
-    """The number as a float; infinities are allowed. Raises TypeError, ValueError."""
+    """Return the number as a float; infinities are allowed. Raises TypeError; ValueError for NaN."""
     number = float(value)
     if math.isnan(number):
         raise ValueError("NaN is not a number that the log keeps")
@@ -48,7 +48,7 @@ def real(value: Any) -> float:
 
 
 def whole(value: Any) -> int:
-    """The integer itself. Raises TypeError."""
+    """Return the integer itself. Raises TypeError."""
     if not isinstance(value, int):
         raise TypeError(f"{type(value).__name__} is not a whole number")
     return value
@@ -63,7 +63,7 @@ def _or_none(form: Form) -> Form:
 
 
 def _tuple_of(form: Form) -> Form:
-    """A tuple of any length."""
+    """Return the form of a tuple of any length."""
     dump, load = form.dump, form.load
     return Form(
         lambda values: [dump(value) for value in values],
@@ -72,7 +72,7 @@ def _tuple_of(form: Form) -> Form:
 
 
 def _tuple(*forms: Form) -> Form:
-    """A tuple with an item of each of these forms, which need no conversion back."""
+    """Return the form of a tuple with one item of each of these forms, which must need no conversion back."""
     return Form(
         lambda items: [form.dump(item) for form, item in zip(forms, items, strict=True)],
         lambda items: tuple(item for _, item in zip(forms, items, strict=True)),
@@ -80,7 +80,7 @@ def _tuple(*forms: Form) -> Form:
 
 
 def _mapping_of(form: Form) -> Form:
-    """A mapping from strings."""
+    """Return the form of a mapping from strings."""
     load = form.load
     return Form(
         lambda named: {text(name): form.dump(value) for name, value in named.items()},
@@ -89,7 +89,7 @@ def _mapping_of(form: Form) -> Form:
 
 
 def _record(kind: Any) -> Form:
-    """A record as an array of its fields in their order; new ones are appended at the end."""
+    """Return the form of a record: an array of its fields in order. New fields of a record are appended at the end."""
     forms = {field.name: FORMS[str(field.type)] for field in fields(kind)}
 
     def read(values: Any) -> Any:
@@ -100,7 +100,7 @@ def _record(kind: Any) -> Form:
 
 
 def _credits(credits: tuple[records.Advantages, ...]) -> list[list[Any]]:
-    """Advantages as runs of equal values, turn by turn: most turns have a single value for all of their tokens."""
+    """Run-length encode advantages turn by turn: most turns have a single value for all tokens."""
     return [[[real(value), len(list(same))] for value, same in groupby(turn)] for turn in credits]
 
 
@@ -159,7 +159,7 @@ FORMS: dict[str, Form] = {
     "tuple[Advantages, ...]": Form(_credits, _to_credits),
     **{kind.__name__: Form(str, kind) for kind in _ENUMS},
 }
-"""Forms by the field's annotation; those of records are made of these, and follow."""
+"""Forms by the field's type annotation. Those of nested records are built from these and added below."""
 
 _POLICY = _record(records.PolicyVersion)
 FORMS.update(
@@ -180,8 +180,8 @@ class Kind:
     """How one type of record is stored.
 
     `identity` names the fields that identify a row, in the order of `core.records.identity`. `body` names the fields of the row's JSON
-    array; new fields of a record are appended at the end. `said` names the fields that hold what people wrote, stored separately so that
-    they can be encrypted. `for_ever`: retention never drops such rows. `since`: the format of segments from which on it is stored.
+    array; new fields of a record are appended at the end. `said` names the fields with user text, stored separately so that they can be
+    encrypted. `for_ever`: retention never drops such rows. `since`: the segment format from which on the kind exists.
     """
 
     table: str
@@ -200,7 +200,7 @@ class Kind:
 
     @cached_property
     def restored(self) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
-        """The fields that need a conversion after JSON parsing, with their `load` functions."""
+        """The fields that need a conversion after JSON parsing, as (name, `load` function)."""
         return tuple((name, form.load) for name, form in self.forms.items() if form.load is not None)
 
     @cached_property
@@ -237,7 +237,7 @@ TURNS = Kind(
         "secret",
     ),
 )
-"""A turn's tokens, text, spans, grammar, parsed calls and steering are not part of its JSON: `codec.turns` packs them."""
+"""The JSON of a turn has none of its tokens, text, spans, grammar, parsed calls and steering: `codec.turns` packs them."""
 
 SIGNALS = Kind(
     "signals",
@@ -296,20 +296,22 @@ SMALL = (
     ),
     Kind("forgotten", Forgotten, ("id",), ("id", "tenant", "user", "key", "at"), for_ever=True, since=5),
 )
-"""The kinds stored as JSON only, apart from what people wrote."""
+"""The kinds that are stored as JSON."""
 
 KINDS = (TURNS, *SMALL)
 FOR_EVER = frozenset(kind for kind in SMALL if kind.for_ever)
-"""Steps, releases, contracts and alarms, which a fold needs if it starts where retention has cut the log, bases, which turns
-name, people's consents, priors of dials, whose noise a year's privacy budget counts, and who was forgotten.
+"""The kinds that retention never drops.
+
+A fold that starts at the horizon needs the training steps, releases, contracts (stamps) and alarms. Turns refer to steering bases. Consents
+and erasures bind for ever. Priors of dials are counted in a year's privacy budget, because each released noisy figures.
 """
 
 _BY_RECORD: Mapping[type, Kind] = {kind.record: kind for kind in KINDS}
-_CHECKED = [kind.forms for kind in KINDS]  # a field without a form fails at import, not at the first row
+_CHECKED = [kind.forms for kind in KINDS]  # fail at import, not at the first row, if a field has no form
 
 
 def kind_of(record: type) -> Kind:
-    """How a record type is stored. Raises BadRequest for a type that the log does not keep."""
+    """Return how a record type is stored. Raises BadRequest for a type that the log does not keep."""
     kind = _BY_RECORD.get(record)
     if kind is None:
         known = ", ".join(sorted(kind.record.__name__ for kind in KINDS))
@@ -318,7 +320,7 @@ def kind_of(record: type) -> Kind:
 
 
 def key_of(kind: Kind, identity: records.Identity) -> int:
-    """A 63-bit hash of an identity, for indexes. Two identities may collide, so a row found by its key must be checked.
+    """Return a 63-bit hash of an identity, for indexes. Identities may collide, so a row found by its key must be checked.
 
     Raises UnicodeEncodeError for a lone surrogate.
     """
@@ -327,7 +329,7 @@ def key_of(kind: Kind, identity: records.Identity) -> int:
 
 
 def dump(kind: Kind, row: records.Row, names: tuple[str, ...]) -> bytes:
-    """Some of a row's fields as a JSON array. Raises BadRequest naming the field that cannot be stored."""
+    """Return some of a row's fields as a JSON array. Raises BadRequest, which names the field that cannot be stored."""
     forms = kind.forms
     try:
         return to_json([forms[name].dump(getattr(row, name)) for name in names]).encode()
@@ -345,7 +347,7 @@ def _refused(kind: Kind, row: records.Row, names: tuple[str, ...], error: Except
 
 
 def load(kind: Kind, names: tuple[str, ...], values: list[Any]) -> dict[str, Any]:
-    """The inverse of `dump`: fields by name. A field that was added to the record later is left to its default."""
+    """The inverse of `dump`: {name: value}. A field that was added to the record after the row was written is left to its default."""
     found = dict(zip(names, values, strict=False))
     for name, restore in kind.restored:
         if name in found:

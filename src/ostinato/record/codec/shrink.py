@@ -1,6 +1,6 @@
-"""zstd for blobs too short to be compressed on their own, with dictionaries trained on a segment's first rows.
+"""zstd for blobs too short to compress on their own, with dictionaries trained on a segment's first rows.
 
-A dictionary is stored in the segment that it was trained in, and is dropped with it.
+A dictionary is stored in the segment that it was trained on, and is dropped with it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from queue import SimpleQueue
 
 import zstandard
 
-_MAGIC = b"\x28\xb5\x2f\xfd"  # the first bytes of every frame, not stored
-_STORED, _PLAIN = 0, 1  # a blob's first byte; from 2 on: a dictionary's number
+_MAGIC = b"\x28\xb5\x2f\xfd"  # the first bytes of every zstd frame; not stored
+# first byte of a blob: uncompressed, or compressed without a dictionary; from 2 on, a dictionary's number
+_STORED, _PLAIN = 0, 1
 _LEVEL = 3
-_MOST = 1 << 30  # bytes of a blob: no database takes a larger one
+_MAX_BLOB = 1 << 30  # bytes; no database takes a larger one
 
 
 class Use(StrEnum):
-    """The kind of data that a dictionary is for: blobs should resemble those that it was trained on."""
+    """The kind of data that a dictionary is trained on and used for."""
 
     ROWS = "rows"  # JSON
     TOKENS = "tokens"
@@ -31,9 +32,9 @@ Dictionaries = Mapping[int, tuple[Use, bytes]]
 
 
 class Shrinker:
-    """Packs and unpacks the blobs of one segment. Used by one thread at a time.
+    """Compresses and decompresses the blobs of one segment. Used by one thread at a time.
 
-    `load` reads the segment's dictionaries; it is called when a blob names one that is not known yet.
+    `load` reads the segment's dictionaries. It is called when a blob names an unknown one.
     """
 
     def __init__(self, load: Callable[[], Dictionaries]) -> None:
@@ -43,7 +44,7 @@ class Shrinker:
         self._unpackers = {_PLAIN: zstandard.ZstdDecompressor()}
 
     def refresh(self) -> None:
-        """Load the dictionaries that the segment has now, and pack with the oldest one for each use."""
+        """Load the segment's dictionaries, and compress from now on with the oldest one for each use."""
         for number, (use, body) in sorted(self._load().items()):
             if number not in self._unpackers:
                 known = zstandard.ZstdCompressionDict(body)
@@ -51,11 +52,11 @@ class Shrinker:
                 self._known.setdefault(use, (number, known))
 
     def has(self, use: Use) -> bool:
-        """True if there is a dictionary for this use."""
+        """Return True if there is a dictionary for this use."""
         return use in self._known
 
     def pack(self, use: Use, plain: bytes) -> bytes:
-        """The blob of `plain`, compressed if that is smaller, else stored."""
+        """Return the blob of `plain`: compressed if that is smaller, else stored as it is."""
         number, known = self._known.get(use, (_PLAIN, None))
         # created lazily: digesting a dictionary takes time, and most segments are only read
         if number not in self._packers:
@@ -74,11 +75,11 @@ class Shrinker:
             self.refresh()
         if number not in self._unpackers:
             raise ValueError(f"packed bytes need dictionary {number}, which is missing")
-        return decompress(_MAGIC + blob[1:], _MOST, self._unpackers[number])
+        return decompress(_MAGIC + blob[1:], _MAX_BLOB, self._unpackers[number])
 
 
 def decompress(frame: bytes, most: int, unpacker: zstandard.ZstdDecompressor | None = None) -> bytes:
-    """The content of a zstd frame that states its size. Raises ValueError for a damaged one, before memory is taken if the size is."""
+    """Return the content of a zstd frame that states its size. Raises ValueError if it is damaged or states more than `most` bytes."""
     try:
         if zstandard.frame_content_size(frame) > most:
             raise ValueError(f"packed bytes state a size of more than {most} bytes")
@@ -101,15 +102,15 @@ def _compressor(dictionary: zstandard.ZstdCompressionDict | None) -> zstandard.Z
 
 
 SAMPLES = 1500
-"""The number of blobs that a dictionary is trained on."""
+"""Blobs that a dictionary is trained on."""
 
-_SIZES: Mapping[Use, int] = {Use.ROWS: 16 << 10, Use.TOKENS: 64 << 10, Use.TEXT: 64 << 10}
-_LONGEST = 4096  # bytes of a sample that are used
+_DICTIONARY_BYTES: Mapping[Use, int] = {Use.ROWS: 16 << 10, Use.TOKENS: 64 << 10, Use.TEXT: 64 << 10}
+_SAMPLE_BYTES = 4096  # used of each sample
 
 
 @dataclass(slots=True)
 class Training:
-    """Collects samples of what a segment packs, and trains its dictionaries in separate threads. Used by one thread at a time."""
+    """Collects samples of what a segment stores, and trains its dictionaries in background threads. Used by one thread at a time."""
 
     _samples: dict[Use, list[bytes]] = field(default_factory=dict[Use, list[bytes]])
     _begun: dict[Use, threading.Thread] = field(default_factory=dict[Use, threading.Thread])
@@ -120,18 +121,18 @@ class Training:
         if use in self._begun:
             return
         samples = self._samples.setdefault(use, [])
-        samples.append(plain[:_LONGEST])
+        samples.append(plain[:_SAMPLE_BYTES])
         if len(samples) >= SAMPLES:
             self._begun[use] = threading.Thread(target=self._train, args=(use, self._samples.pop(use)), daemon=True)
             self._begun[use].start()
 
     def take(self) -> dict[Use, bytes]:
-        """The dictionaries that were finished since the last call."""
+        """Return the dictionaries that were finished since the last call."""
         return dict(self._trained.get() for _ in range(self._trained.qsize()))
 
     def _train(self, use: Use, samples: list[bytes]) -> None:
         try:
-            trained = zstandard.train_dictionary(_SIZES[use], list(samples), k=128, d=8)
-        except zstandard.ZstdError:  # the samples have nothing in common: rows are packed without a dictionary
+            trained = zstandard.train_dictionary(_DICTIONARY_BYTES[use], list(samples), k=128, d=8)
+        except zstandard.ZstdError:  # the samples have nothing in common, so this use gets no dictionary
             return
         self._trained.put((use, trained.as_bytes()))

@@ -1,7 +1,7 @@
-"""Token ids and log-probabilities as bytes, exact to the last bit, without the ids that a turn shares with its base.
+"""Token ids and log-probabilities as bytes: lossless, with the ids that a turn shares with its base left out (delta encoding).
 
-A turn's ids are its prompt ids followed by its sampled ids. Ids that it shares with the beginning of an earlier turn (its *base*) are not
-written again; the base's place and a count represent them.
+A turn's ids are its prompt ids followed by its sampled ids. Leading ids that it shares with an earlier turn (its *base*) are not stored
+again; the base's distance and their number represent them.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-LONGEST = 1 << 31  # ids are below it
+LONGEST = 1 << 31  # every token id is below it
 
-# Width codes of the ids in a packed turn.
-# bytes per id; three: all low halves first, then the high bytes, which are nearly always 0 or 1
+# Width codes: bytes per id. With three, all low 16-bit halves come first, then the high bytes, which are nearly always 0 or 1.
 _TWO, _THREE, _FOUR = 0, 1, 2
 
 
@@ -23,8 +22,8 @@ _TWO, _THREE, _FOUR = 0, 1, 2
 class PackedTokens:
     """A turn's ids in stored form.
 
-    `gap`: how many rows before this turn its base lies, 0 for no base. `depth`: the length of the chain of bases below it. `shared`:
-    how many ids come from the base. `prompt`: how many of all ids are the prompt. `ids`: the ids not shared, in `width`.
+    `gap`: rows between this turn and its base, 0 for no base. `depth`: length of the chain of bases below it. `shared`: number of ids
+    taken from the base. `prompt`: number of prompt ids among all ids. `ids`: the ids that are not shared, in `width`.
     """
 
     gap: int
@@ -36,7 +35,7 @@ class PackedTokens:
 
 
 def flat(ids: Sequence[int]) -> bytes:
-    """Ids as little-endian uint32. Raises ValueError for a number that is not a token id."""
+    """Return ids as little-endian uint32. Raises ValueError for a number that is not a token id."""
     try:
         packed = struct.pack(f"<{len(ids)}I", *ids)
     except struct.error as error:
@@ -45,21 +44,21 @@ def flat(ids: Sequence[int]) -> bytes:
 
 
 def checked(packed: bytes) -> bytes:
-    """Packed ids themselves. Raises ValueError for a number that is not a token id."""
+    """Return `packed` itself. Raises ValueError if it holds a number that is not a token id."""
     if len(packed) >= 4 and np.frombuffer(packed, dtype="<u4").max() >= LONGEST:
         raise ValueError(f"a token id is a whole number from 0 to {LONGEST - 1}")
     return packed
 
 
 def unflat(packed: bytes) -> tuple[int, ...]:
-    """The inverse of `flat`. Raises ValueError for bytes that are no ids."""
+    """The inverse of `flat`. Raises ValueError for a length that is not a multiple of four."""
     if len(packed) % 4:
         raise ValueError(f"{len(packed)} bytes are no token ids")
     return struct.unpack(f"<{len(packed) // 4}I", packed)
 
 
 def narrow(packed: bytes) -> tuple[int, bytes]:
-    """Ids from `flat` in as few bytes as their largest allows; returns the width code and the bytes."""
+    """Store ids from `flat` in as few bytes each as the largest allows; return the width code and the bytes."""
     if packed[3::4].strip(b"\0"):
         return _FOUR, packed
     halves = bytearray(len(packed) // 2)
@@ -81,11 +80,11 @@ def widen(width: int, packed: bytes) -> bytes:
 
 
 def shared_ids(ids: bytes, base: bytes) -> int:
-    """The length in ids of the common prefix of two flat sequences."""
+    """Return the length, in ids, of the common prefix of two flat sequences."""
     least, most = 0, min(len(ids), len(base)) // 4
     if (ids if len(ids) >= len(base) else base).startswith(base if len(ids) >= len(base) else ids):
         return most
-    while most - least > 1:  # they agree up to `least` and not up to `most`
+    while most - least > 1:  # they agree up to `least`, but not up to `most`
         middle = (least + most) // 2
         if ids[4 * least : 4 * middle] == base[4 * least : 4 * middle]:
             least = middle
@@ -95,7 +94,7 @@ def shared_ids(ids: bytes, base: bytes) -> int:
 
 
 def write_ints(*values: int) -> bytes:
-    """Non-negative integers as varints: seven bits per byte, low bits first."""
+    """Return non-negative integers as varints: seven bits per byte, low bits first."""
     out = bytearray()
     for value in values:
         while value > 0x7F:
@@ -106,7 +105,7 @@ def write_ints(*values: int) -> bytes:
 
 
 def read_ints(data: bytes, count: int) -> tuple[list[int], int]:
-    """`count` numbers from `write_ints`, and the offset of the byte after them. Raises IndexError if they are cut short."""
+    """Return `count` integers from `write_ints` and the offset after them. Raises IndexError if they are cut short."""
     values: list[int] = []
     at = 0
     for _ in range(count):
@@ -123,11 +122,11 @@ def read_ints(data: bytes, count: int) -> tuple[list[int], int]:
 
 
 def pack_logprobs(logprobs: Sequence[float]) -> bytes:
-    """Float32 numbers in packed form.
+    """Return float32 numbers in packed form.
 
-    The first byte of each (sign and most of the exponent) is stored in four bits, as its distance below the largest first byte; the other
-    bytes are stored unchanged. First bytes 15 or more below the largest follow the four-bit values. Raises ValueError for NaN and for
-    numbers too large for float32.
+    The first byte of each (sign and most of the exponent) takes four bits: its distance below the largest first byte. First bytes 15 or
+    more below the largest follow these, in full; then come the other bytes, unchanged. Raises ValueError for NaN and for numbers too large
+    for float32.
     """
     count = len(logprobs)
     try:
@@ -150,7 +149,7 @@ def pack_logprobs(logprobs: Sequence[float]) -> bytes:
 
 
 def unpack_logprobs(packed: bytes) -> tuple[tuple[float, ...], bytes]:
-    """The inverse of `pack_logprobs`; also returns the bytes that follow. Raises ValueError, IndexError for damaged bytes."""
+    """The inverse of `pack_logprobs`; also return the bytes that follow. Raises ValueError, IndexError for damaged bytes."""
     if packed[:1] in (b"", b"\0"):
         return (), packed[1:]
     (count,), at = read_ints(packed, 1)

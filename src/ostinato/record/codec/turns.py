@@ -1,11 +1,11 @@
 """A turn <-> its columns: a JSON head, packed ids, packed log-probabilities, and its text if the tokens do not spell it.
 
-Behind the log-probabilities stand, each only if there is any, the style, the steering, the nucleus sets, the parsed tool calls and the
-grammar: what is encrypted with the turn.
+The log-probabilities are followed by the optional fields that are encrypted with them: style, steering, nucleus sets, parsed tool calls and
+grammar.
 
-Packing has two steps. `prepare` checks a row of any kind and packs it as far as possible without knowing its segment, so it can refuse a
-turn before any lock is taken. The rest depends on the segment that the turn is written to: the numbers of its policies there, its base,
-and the texts of its tokens.
+Packing has two steps. `prepare` checks a row of any kind and packs as much of it as is possible without knowing its segment, so that a bad
+turn is refused before any lock is taken. The rest depends on the segment: its numbers for the turn's policies, the turn's base, and the
+texts of its tokens.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ from ostinato.record.codec.tokens import (
     write_ints,
 )
 
-_WRITTEN = b"\1"  # precedes a grammar together with what else the caller wrote; no compressed grammar begins with it
+# marks a grammar stored with the caller's other sampling options; no compressed grammar begins with it
+_CALLER_TEXT = b"\1"
 _TENANT, _USER = TURNS.body.index("tenant"), TURNS.body.index("user")
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A turn that can be stored. `ids`: flat, prompt first. `logprobs`: packed. `grammar`: what constrained them, compressed; or empty.
-    `beside`: the style, the steering, the nucleus sets and the parsed tool calls, packed; empty for none.
+    """A turn that can be stored. `ids`: flat, prompt first. `logprobs`: packed. `grammar`: compressed, with the caller's other sampling
+    options if it is to be encrypted; empty for none. `beside`: style, steering, nucleus sets and parsed tool calls, packed.
     """
 
     head: bytes
@@ -53,7 +54,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A turn's ids in memory: `ids` flat, prompt first; `prompt` ids are the prompt; `depth` of its chain of bases; key `secret`."""
+    """A turn's ids in memory: `ids` flat, of which the first `prompt` are the prompt; `depth`: its chain of bases; `secret`: its key."""
 
     ids: bytes
     prompt: int
@@ -66,33 +67,33 @@ class KeyDestroyed(Exception):
 
 
 class TurnSegment(Protocol):
-    """The segment that holds a turn, as seen by packing."""
+    """The segment that holds a turn, as the codec sees it."""
 
     shrinker: Shrinker
 
     @property
     def knows_calls(self) -> bool:
-        """True if a turn without parsed calls had none; False if they were not stored."""
+        """True if a turn without parsed tool calls had none; False if the segment does not store them."""
         ...
 
-    def reveal(self, secret: int | None, column: str, seq: Cursor, blob: bytes) -> bytes:
-        """The decrypted value of a column. Raises KeyDestroyed."""
+    def decrypt(self, secret: int | None, column: str, seq: Cursor, blob: bytes) -> bytes:
+        """Return the decrypted value of a column. Raises KeyDestroyed."""
         ...
 
     def tokens(self, seq: Cursor) -> Held:
-        """A turn's ids, including those from its bases. Raises KeyDestroyed."""
+        """Return a turn's ids, including those from its bases. Raises KeyDestroyed."""
         ...
 
     def hold(self, seq: Cursor, held: Held) -> None:
-        """Keep a turn's ids in memory for turns that have it as their base."""
+        """Cache a turn's ids for turns that have it as their base."""
         ...
 
     def policy(self, number: int) -> PolicyVersion:
-        """The policy version with this number in the segment."""
+        """Return the policy version with this number in the segment."""
         ...
 
     def spell(self, ids: bytes) -> str | None:
-        """The concatenated texts of tokens; None if any of them has no text."""
+        """Return the concatenated texts of tokens; None if any of them has no text."""
         ...
 
 
@@ -121,7 +122,7 @@ def prepare_turn(turn: Turn) -> Prepared:
         field = "routes"
         bytes(turn.routes)
         beside = b""
-        for part in _BESIDE:
+        for part in _OPTIONAL:
             field = part.field
             if (value := getattr(turn, field)) != part.none:
                 packed = part.pack(value)
@@ -132,8 +133,8 @@ def prepare_turn(turn: Turn) -> Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class _Beside:
-    """A field of a turn that is stored behind its log-probabilities: `mark`, the length and the packed value; nothing for `none`.
+class _OptionalField:
+    """A field of a turn that follows its log-probabilities as `mark`, length and packed value. A field equal to `none` is left out.
 
     `pack` raises TypeError, ValueError; `unpack` ValueError, IndexError, TypeError.
     """
@@ -145,7 +146,7 @@ class _Beside:
     unpack: Callable[[bytes], Any]
 
     def split(self, packed: bytes) -> tuple[Any, bytes]:
-        """The value at the beginning of `packed`, and the bytes that follow."""
+        """Return the value at the beginning of `packed`, and the bytes that follow."""
         if packed[:1] != self.mark:
             return self.none, packed
         (size,), at = read_ints(packed[1:], 1)
@@ -187,7 +188,7 @@ def _unpack_steered(packed: bytes) -> Steered:
 
 
 def _pack_nucleus(nucleus: bytes) -> bytes:
-    return zlib.compress(nucleus, 1)  # quick, as all turns are packed by one thread
+    return zlib.compress(nucleus, 1)  # fast, because one thread packs all turns
 
 
 def _unpack_nucleus(packed: bytes) -> bytes:
@@ -198,7 +199,7 @@ def _unpack_nucleus(packed: bytes) -> bytes:
 
 
 def _pack_calls(calls: tuple[ParsedCall, ...] | None) -> bytes:
-    """Empty if the calls are not known."""
+    """Return packed calls; empty if the calls are unknown."""
     listed = [[text(call.name), whole(call.start), whole(call.end)] for call in calls or ()]
     return to_json(listed).encode() if listed else b""
 
@@ -208,18 +209,18 @@ def _unpack_calls(packed: bytes) -> tuple[ParsedCall, ...] | None:
     return tuple(ParsedCall(name=name, start=start, end=end) for name, start, end in listed) or None
 
 
-_BESIDE = (
-    _Beside("style", b"\5", None, _pack_style, _unpack_style),
-    _Beside("steered", b"\4", None, _pack_steered, _unpack_steered),
-    _Beside("nucleus", b"\3", b"", _pack_nucleus, _unpack_nucleus),
-    _Beside("calls", b"\2", (), _pack_calls, _unpack_calls),
+_OPTIONAL = (
+    _OptionalField("style", b"\5", None, _pack_style, _unpack_style),
+    _OptionalField("steered", b"\4", None, _pack_steered, _unpack_steered),
+    _OptionalField("nucleus", b"\3", b"", _pack_nucleus, _unpack_nucleus),
+    _OptionalField("calls", b"\2", (), _pack_calls, _unpack_calls),
 )
 
 
 def under_key(prepared: Prepared, turn: Turn) -> Prepared:
-    """The same turn in the form in which it is encrypted: what its caller wrote of the sampling is beside the grammar, not in the head.
+    """Return the turn in the form for encryption: the caller's sampling options are stored with the grammar, not in the readable head.
 
-    These are the stop strings, the logit bias and the penalties.
+    These options are the stop strings, the logit bias and the penalties.
     """
     asked = turn.sampling
     left = replace(asked, stop=(), logit_bias=(), presence_penalty=0.0, frequency_penalty=0.0)
@@ -229,14 +230,14 @@ def under_key(prepared: Prepared, turn: Turn) -> Prepared:
     penalties = [float(asked.presence_penalty), float(asked.frequency_penalty)]
     written = to_json([asked.grammar, list(asked.stop), bias, *penalties]).encode()
     head = dump(TURNS, replace(turn, sampling=left), TURNS.body)
-    return replace(prepared, head=head, grammar=_WRITTEN + zlib.compress(written))
+    return replace(prepared, head=head, grammar=_CALLER_TEXT + zlib.compress(written))
 
 
 # ---------------------------------------------------------------- columns
 
 
 def pack_head(prepared: Prepared, turn: Turn, policies: list[int], *, explicit: bool) -> bytes:
-    """The head's JSON, spans first. `policies` are the numbers of the spans' policies in the segment.
+    """Return the head's JSON, spans first. `policies` are the segment's numbers for the spans' policies.
 
     A single span over all sampled tokens is stored as its policy alone, unless the number of tokens must be readable without the tokens
     themselves (`explicit`).
@@ -248,26 +249,27 @@ def pack_head(prepared: Prepared, turn: Turn, policies: list[int], *, explicit: 
 
 
 def head_id(plain: bytes) -> str:
-    """The id of the turn whose head this is."""
+    """Return the id of the turn with this head."""
     return json.loads(plain)[1]
 
 
 def head_owner(plain: bytes) -> tuple[str, str]:
-    """The tenant and the user of the turn whose head this is."""
+    """Return the tenant and the user of the turn with this head."""
     _, *values = json.loads(plain)
     return values[_TENANT], values[_USER]
 
 
 def pack_logprobs_column(prepared: Prepared) -> bytes:
-    """Log-probabilities, then the nucleus sets, the calls and the grammar. `unpack_logprobs` separates them; a zero byte stands for missing
-    log-probabilities.
+    """Return the log-probabilities followed by the optional fields and the grammar. A zero byte stands for missing log-probabilities.
+
+    `unpack_logprobs` separates them.
     """
     rest = prepared.beside + prepared.grammar
     return (prepared.logprobs or b"\0") + rest if rest else prepared.logprobs
 
 
 def pack_tokens(shrinker: Shrinker, packed: PackedTokens) -> bytes:
-    """A blob with a turn's own ids and the reference to its base."""
+    """Return a blob with the reference to a turn's base and the ids that it does not share."""
     body = shrinker.pack(Use.TOKENS, packed.ids)
     return write_ints(packed.gap, packed.depth, packed.shared, packed.prompt, packed.width) + body
 
@@ -279,7 +281,7 @@ def unpack_tokens(shrinker: Shrinker, blob: bytes) -> PackedTokens:
 
 
 def decode(home: TurnSegment, stored: Any) -> Turn:
-    """The turn of a stored row. If its key was destroyed it is redacted: without tokens, log-probabilities, text, routes and calls.
+    """Return the turn of a stored row; redacted if its key was destroyed: without tokens, log-probabilities, text, routes and calls.
 
     Raises ValueError, IndexError, TypeError or KeyError for a damaged row.
     """
@@ -289,19 +291,19 @@ def decode(home: TurnSegment, stored: Any) -> Turn:
     try:
         held = _ids(home, seq, secret, tokens)
         sampled = held.ids[4 * held.prompt :]
-        numbers, beside = unpack_logprobs(home.reveal(secret, "logprobs", seq, logprobs))
+        numbers, beside = unpack_logprobs(home.decrypt(secret, "logprobs", seq, logprobs))
         words = _text(home, seq, secret, said, sampled)
-        ways = b"" if routes is None else home.reveal(secret, "routes", seq, routes)
+        ways = b"" if routes is None else home.decrypt(secret, "routes", seq, routes)
     except KeyDestroyed:
         erased: dict[str, Any] = {"prompt_ids": (), "sampled_ids": (), "logprobs": (), "text": "", "calls": None}
         return Turn(**fields, **erased, spans=_spans(home, spans, 0))
-    for part in _BESIDE:
+    for part in _OPTIONAL:
         fields[part.field], beside = part.split(beside)
     if not fields["calls"] and not home.knows_calls:
         fields["calls"] = None
     grammar = beside
-    if grammar:  # a call's grammar and stop strings may quote what was said, so they are erased with the tokens
-        fields["sampling"] = replace(fields["sampling"], **_written(grammar))
+    if grammar:  # grammar and stop strings may quote user text, so a redacted turn has none
+        fields["sampling"] = replace(fields["sampling"], **_caller_sampling(grammar))
     return Turn(
         **fields,
         prompt_ids=unflat(held.ids[: 4 * held.prompt]),
@@ -313,15 +315,15 @@ def decode(home: TurnSegment, stored: Any) -> Turn:
     )
 
 
-def _written(packed: bytes) -> dict[str, Any]:
-    """The fields of the sampling that were written beside the log-probabilities. Raises ValueError."""
+def _caller_sampling(packed: bytes) -> dict[str, Any]:
+    """Return the sampling fields that are stored with the grammar. Raises ValueError."""
     try:
-        if packed[:1] != _WRITTEN:
+        if packed[:1] != _CALLER_TEXT:
             return {"grammar": zlib.decompress(packed).decode()}
         grammar, stop, bias, *penalties = json.loads(zlib.decompress(packed[1:]))
     except zlib.error as error:
         raise ValueError(f"a grammar cannot be read: {error}") from error
-    # before segments of format 4 the penalties were in the head
+    # before segment format 4 the penalties were in the head
     found = dict(zip(("presence_penalty", "frequency_penalty"), penalties, strict=False))
     return {
         "grammar": grammar,
@@ -332,7 +334,7 @@ def _written(packed: bytes) -> dict[str, Any]:
 
 
 def _ids(home: TurnSegment, seq: Cursor, secret: int | None, blob: bytes) -> Held:
-    packed = unpack_tokens(home.shrinker, home.reveal(secret, "tokens", seq, blob))
+    packed = unpack_tokens(home.shrinker, home.decrypt(secret, "tokens", seq, blob))
     ids = widen(packed.width, packed.ids)
     if packed.gap:
         ids = home.tokens(seq - packed.gap).ids[: 4 * packed.shared] + ids
@@ -348,9 +350,9 @@ def _spans(home: TurnSegment, spans: int | list[list[int]], tokens: int) -> tupl
 
 
 def _text(home: TurnSegment, seq: Cursor, secret: int | None, said: int | bytes | None, sampled: bytes) -> str:
-    """The turn's text. `said`: the packed text, or the number of characters of the tokens' text, or None for all of the tokens' text."""
+    """Return the turn's text. `said`: the packed text; or n for the first n characters that its tokens spell; or None for all of them."""
     if isinstance(said, bytes):
-        return home.shrinker.unpack(home.reveal(secret, "text", seq, said)).decode()
+        return home.shrinker.unpack(home.decrypt(secret, "text", seq, said)).decode()
     if said == 0:
         return ""
     spelt = home.spell(sampled)
@@ -364,7 +366,7 @@ def _text(home: TurnSegment, seq: Cursor, secret: int | None, said: int | bytes 
 
 @dataclass(slots=True)
 class Ready:
-    """A row that can be stored. `said`: what people wrote in it, unless it is a turn. `secret`: the number of the key that encrypts it."""
+    """A checked row, ready to be stored. `said`: its user text, unless it is a turn. `secret`: the number of the key that encrypts it."""
 
     kind: Kind
     row: Row
@@ -377,7 +379,7 @@ class Ready:
 
     @property
     def size(self) -> int:
-        """Bytes, before repeated content is removed."""
+        """Bytes before compression and delta encoding."""
         parts = [self.body, self.said or b""]
         if isinstance(self.row, Turn) and self.turn is not None:
             parts += [self.turn.ids, self.turn.logprobs, self.turn.grammar, self.turn.beside, self.row.routes]

@@ -1,8 +1,8 @@
-"""Roles of a run as leases in Postgres: a holder that does not renew for `record.lease_s` loses the role to the next process that asks.
+"""Roles of a run as leases in Postgres: a holder that does not renew for `record.lease_s` may lose the role to the next process that asks.
 
-Only the server's clock decides when a lease may be taken over. The right to write does not depend on any clock: each write checks, in
-its own transaction, that its token is still the newest, and locks the lease's row until it is committed. So a holder that resumes after
-a pause can write nothing, however wrong any clock is.
+Only the server's clock decides when a lease may be taken over. The right to write depends on no clock: each write checks, in its own
+transaction, that its fencing token is still the newest, and locks the lease's row until it is committed. A holder that resumes after a
+pause can therefore write nothing, however wrong any clock is.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TAKE = (
     "until = clock_timestamp() + %(s)s * interval '1 s' WHERE held.until < clock_timestamp() RETURNING number"
 )
 _OURS = "WHERE role = %s AND number = %s AND mark = %s"
-_AGAIN_S = 0.5  # after a renewal that did not reach the server
+_RETRY_S = 0.5  # after a renewal that did not reach the server
 
 
 class PostgresRoles:
@@ -58,7 +58,7 @@ class PostgresRoles:
 
 
 def _take(connection: Connection, server: LogServer, asked: Mapping[str, Any]) -> int:
-    """Take the lease; returns the token's number. Raises Conflict."""
+    """Take the lease and return the token's number. Raises Conflict."""
     role = asked["role"]
     query = (
         "SELECT number, mark, holder, extract(epoch FROM until - clock_timestamp())::float8 FROM leases "
@@ -70,8 +70,8 @@ def _take(connection: Connection, server: LogServer, asked: Mapping[str, Any]) -
     if held is not None:
         number, _, holder, left = held
         raise Conflict(
-            f"another {role} process ({holder}, token {number}) works at {server.name}; it is taken over if it gives no sign of life "
-            f"for {left:.1f} s; or stop it"
+            f"another {role} process ({holder}, token {number}) works at {server.name}; its role can be taken over if it sends no "
+            f"heartbeat for {left:.1f} s; or stop it"
         )
     try:
         found = connection.execute(_TAKE, asked).fetchone()
@@ -79,23 +79,23 @@ def _take(connection: Connection, server: LogServer, asked: Mapping[str, Any]) -
         server.end_silent_writer(connection)
         raise Conflict(f"the last {role} process at {server.name} is writing; try again") from None
     if found is None:
-        raise Conflict(f"another {role} process at {server.name} was quicker; try again")
+        raise Conflict(f"another {role} process at {server.name} took the role first; try again")
     return found[0]
 
 
 class Lease:
-    """A role that this process holds and renews until another process takes it or `close` is called."""
+    """A role that this process holds and renews (heartbeat thread) until another process takes it or `close` is called."""
 
     def __init__(self, server: LogServer, token: FencingToken, lease_s: float) -> None:
         self.token = token
         self._server, self._lease_s = server.fenced(token), lease_s
         self._lost, self._closing = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._live, name=f"lease-{token.role}", daemon=True)
+        self._thread = threading.Thread(target=self._renew_until_closed, name=f"lease-{token.role}", daemon=True)
         self._thread.start()
 
     @property
     def lost(self) -> bool:
-        """True once it is known that another process has the role."""
+        """True once this process has learnt that another has the role."""
         return self._lost.is_set()
 
     def check(self) -> None:
@@ -116,9 +116,9 @@ class Lease:
         self._closing.set()
         self._thread.join()
 
-    # ------------------------------------------------------------ the thread
+    # ------------------------------------------------------------ the heartbeat thread
 
-    def _live(self) -> None:
+    def _renew_until_closed(self) -> None:
         connection: Connection | None = None
         wait = self._lease_s / 3
         while not self._closing.wait(wait):
@@ -129,9 +129,9 @@ class Lease:
                 if self.lost:
                     break
             except (psycopg.Error, OstinatoError) as error:
-                logger.warning("no sign of life reached %s: %s", self._server.name, error)
+                logger.warning("no heartbeat reached %s: %s", self._server.name, error)
                 _close(connection)
-                connection, wait = None, min(_AGAIN_S, wait)
+                connection, wait = None, min(_RETRY_S, wait)
         if not self.lost:
             with suppress(psycopg.Error, OstinatoError):
                 connection = connection or self._server.dial()
@@ -143,7 +143,7 @@ class Lease:
     def _renew(self, connection: Connection) -> None:
         token = self.token
         query = f"UPDATE leases SET until = clock_timestamp() + %s * interval '1 s' {_OURS}"
-        # one of our own writes has locked the row: nobody can take it now
+        # if one of our own writes has locked the row, nobody can take the role now
         with suppress(psycopg.errors.LockNotAvailable):
             if not connection.execute(query, (self._lease_s, token.role, token.number, token.mark)).rowcount:
                 self._lost.set()

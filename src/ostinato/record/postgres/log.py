@@ -1,11 +1,11 @@
-"""The log on Postgres, for workers on several machines: rows have a single order and are durable when `append` returns.
+"""The log on Postgres, for workers on several machines: rows have one total order and are durable when `append` returns.
 
-One writer of the whole log at a time appends, and places have no gaps. Every writer holds the same advisory lock from before it reads the
-newest place until its rows are committed. So places are assigned in the order of commits, and a reader never misses a row that is
-committed later with a lower place. If the connection is lost, even in the middle of COMMIT, the rows are tried again, and rows that were
-committed are recognised by their identities.
+Writers exclude each other over the whole log, and sequence numbers have no gaps. Every writer holds one advisory lock from before it reads
+the newest sequence number until its rows are committed. Numbers are therefore assigned in commit order, and a reader never misses a row
+that is committed later with a lower number. If the connection is lost, even in the middle of COMMIT, the rows are tried again; rows that
+were committed are recognised by their identities.
 
-Snapshots of folds lie in the same database.
+Saved folds are stored in the same schema.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from ostinato.record.retention import DAY_S, closed_at
 from ostinato.record.roles import FencingToken
 from ostinato.record.rowlog import RowLog
 
-# ---------------------------------------------------------------- the appending transaction
+# ---------------------------------------------------------------- appending
 
 
 Open = Head[PostgresSegment]
-_LOOK: LiteralString = (
+_LOCK_AND_READ: LiteralString = (
     "BEGIN; SELECT pg_advisory_xact_lock({lock}); {fencing}; SELECT max(first), (SELECT layout FROM log) FROM segments; "
     "SELECT coalesce(max(seq), {first} - 1), pg_total_relation_size({name}::regclass) FROM {rows}; "
     "SELECT max(id) FROM dictionaries WHERE segment = {first}; "
@@ -53,7 +53,7 @@ _LOOK: LiteralString = (
 
 
 class PostgresAppender:
-    """Appends rows. Used by one thread. Raises psycopg's errors; after one, the next transaction begins with a fresh connection."""
+    """Appends rows. Used by one thread. Raises psycopg's errors. After an error, the next transaction begins with a fresh connection."""
 
     def __init__(self, server: LogServer, config: RecordConfig, clock: Clock) -> None:
         self.name = server.name
@@ -65,7 +65,7 @@ class PostgresAppender:
         self._connection: Connection | None = None
         self._head: Open | None = None
         self._texts: dict[int, str] = {}
-        self._there: set[UUID] = set()  # identities of this transaction that the log already holds
+        self._known: set[UUID] = set()  # identities of this transaction's rows that the log already holds
 
     def close(self) -> None:
         """Close the connection."""
@@ -73,18 +73,18 @@ class PostgresAppender:
         self._reader.close()
 
     def assign_keys(self, rows: Sequence[Ready]) -> None:
-        """Nothing is encrypted in Postgres."""
+        """Do nothing: logs in Postgres are not encrypted."""
 
     @contextmanager
     def transaction(self, rows: Sequence[Ready]) -> Generator[Open]:
-        """The open segment, under the log's lock; committed at the end, rolled back on an error. Closes segments that are full.
+        """Yield the open segment under the log's lock; commit at the end, roll back on an error. Full segments are closed first.
 
-        Two round trips: one to take the lock and read the state, one to write and commit.
+        Takes two round trips: one takes the lock and reads the state, one writes and commits.
         """
         try:
             head = self._begin(rows)
         except psycopg.errors.LockNotAvailable:
-            self._step_back()
+            self._roll_back()
             raise
         except BaseException:
             self._leave()
@@ -93,32 +93,32 @@ class PostgresAppender:
             yield head
             head.segment.commit()
         except BaseException:
-            self._leave()  # closes its connection, which rolls back, and drops its memory of rows that were not written
+            self._leave()  # closes the connection, which rolls back, and drops caches that mention unwritten rows
             raise
 
     def write(self, head: Open, rows: Sequence[Ready]) -> Cursor:
-        """Write the rows that the log does not hold yet; returns the newest row's place. Called inside the transaction.
+        """Write the rows that the log does not hold yet and return the newest sequence number. Called inside the transaction.
 
-        Raises Conflict for a turn whose identity belongs to another turn, from a gateway that answered the same call at the same time.
+        Raises Conflict if a turn's identity belongs to a different turn, because another gateway answered the same call concurrently.
         """
         segment = head.segment
         asked: dict[UUID, Ready] = {}
         for row in rows:
             _refuse_other(asked.setdefault(digest_of(row.kind, row.identity), row).row, row.row)
-        there = self._there
-        fresh = [(row, digest.int) for digest, row in asked.items() if digest not in there]
-        self._compare([row for digest, row in asked.items() if digest in there and row.turn is not None])
+        known = self._known
+        fresh = [(row, digest.int) for digest, row in asked.items() if digest not in known]
+        self._compare([row for digest, row in asked.items() if digest in known and row.turn is not None])
         newest = segment.newest
         if fresh:
             head.insert(fresh, newest, self.token_text)
         return newest + len(fresh)
 
     def waits(self, error: Exception) -> bool:
-        """True if the transaction may be retried: none of its rows was kept, or those kept will be recognised."""
+        """Return True if the transaction may be retried: none of its rows was kept, or those kept will be recognised."""
         return passes(error) or isinstance(error, psycopg.errors.UndefinedTable)  # the cached segment was dropped
 
     def refusal(self, error: Exception) -> OstinatoError:
-        """Translate an error of a transaction into the project's own."""
+        """Translate an error of a transaction into an OstinatoError."""
         return self._server.refusal(error)
 
     def _compare(self, known: Sequence[Ready]) -> None:
@@ -133,14 +133,14 @@ class PostgresAppender:
         while True:
             head = self._head or self._open_newest()
             segment = head.segment
-            head.foresee(rows, self.token_text)
-            if not self._look(segment, digests):  # another process has moved on to the next
+            head.prefetch(rows, self.token_text)
+            if not self._lock_and_read(segment, digests):  # another process has moved on to the next segment
                 segment.connection.execute("ROLLBACK")
                 self._head = None
             elif head.is_full(self._config, self._clock(), segment.newest, segment.size):
-                self._go_on(segment)
+                self._close_segment(segment)
             else:
-                if not segment.is_current:  # it has no row, or it would be full
+                if not segment.is_current:  # empty, because an old format is full from its first row on
                     segment.upgrade()
                 return head
 
@@ -152,15 +152,15 @@ class PostgresAppender:
         head = self._head = Head(segment, self._texts)
         return head
 
-    def _look(self, segment: PostgresSegment, digests: Sequence[UUID]) -> bool:
-        """Take the log's lock, and read the segment's state and which rows exist; False if the segment is no longer the newest.
+    def _lock_and_read(self, segment: PostgresSegment, digests: Sequence[UUID]) -> bool:
+        """Take the log's lock, and read the segment's state and which rows exist. Return False if the segment is no longer the newest.
 
-        Raises LeaseLost if this process writes in a role that another process now has, BadConfig if a newer Ostinato changed the tables.
+        Raises LeaseLost if this process writes in a role that another process now has, BadConfig if a newer Ostinato migrated the tables.
         """
         table = table_of(segment.first)
-        _, _, fence, newest, standing, dictionaries, policies, there = ask_at_once(
+        _, _, fence, newest, standing, dictionaries, policies, known = ask_at_once(
             segment.connection,
-            _LOOK,
+            _LOCK_AND_READ,
             lock=self._server.lock,
             fencing=self._server.fencing,
             first=segment.first,
@@ -179,11 +179,11 @@ class PostgresAppender:
         segment.policies |= {
             place: PolicyVersion(number=number, hash=bytes(digest).decode()) for place, number, digest in policies
         }
-        self._there = {identity for (identity,) in there}
+        self._known = {identity for (identity,) in known}
         return True
 
-    def _go_on(self, segment: PostgresSegment) -> None:
-        """Close the segment permanently and create the next."""
+    def _close_segment(self, segment: PostgresSegment) -> None:
+        """Close the segment and create the next one."""
         connection, now = segment.connection, self._clock()
         connection.execute(
             "UPDATE segments SET last = %s, at = %s WHERE first = %s", (segment.newest, now, segment.first)
@@ -192,8 +192,8 @@ class PostgresAppender:
         connection.execute("COMMIT")
         self._head = None
 
-    def _step_back(self) -> None:
-        """Roll back after a lock timeout, keeping connection and cache as nothing was written; end a silent holder of the lock."""
+    def _roll_back(self) -> None:
+        """Roll back after a lock timeout. Keep connection and cache, because nothing was written. End a lock holder that fell silent."""
         try:
             if self._connection is not None:
                 self._server.end_silent_writer(self._connection, before="ROLLBACK; ")
@@ -208,14 +208,14 @@ class PostgresAppender:
             self._connection = None
 
 
-def _refuse_other(there: Row | None, row: Row) -> None:
-    if isinstance(there, Turn) and isinstance(row, Turn) and _said(there) != _said(row):
+def _refuse_other(known: Row | None, row: Row) -> None:
+    if isinstance(known, Turn) and isinstance(row, Turn) and _content(known) != _content(row):
         raise Conflict(
             f"turn {row.id} was answered by another gateway at the same time, and that answer is kept; send the call again to get it"
         )
 
 
-def _said(turn: Turn) -> tuple[object, ...]:
+def _content(turn: Turn) -> tuple[object, ...]:
     return turn.tenant, turn.user, turn.prompt_ids, turn.sampled_ids
 
 
@@ -223,7 +223,7 @@ def _said(turn: Turn) -> tuple[object, ...]:
 
 
 def drop_tables(server: LogServer, now: float, retain_days: float, keep_after: Cursor) -> int:
-    """Drop the segments that were closed more than `retain_days` ago and have no row above `keep_after`; returns how many.
+    """Drop the segments that were closed more than `retain_days` ago and have no row above `keep_after`; return how many.
 
     Segments are dropped strictly oldest first. Safe alongside readers, writers, other callers and kill -9: each segment is dropped in one
     transaction. A segment that a reader uses is left for the next call. Raises StorageFull, Unavailable, Corrupt, LeaseLost.
@@ -245,14 +245,14 @@ def drop_tables(server: LogServer, now: float, retain_days: float, keep_after: C
 
 
 def _drop_table(connection: Connection, server: LogServer, first: Cursor, last: Cursor) -> bool:
-    """Drop one segment; False if another process does so."""
+    """Drop one segment. Return False if another process is dropping it."""
     with connection.transaction():
         claimed = connection.execute("SELECT pg_try_advisory_xact_lock(%s)", (server.lock ^ 1,)).fetchone()
         still = connection.execute("SELECT 1 FROM segments WHERE first = %s", (first,)).fetchone()
         if claimed != (True,) or still is None:
             return False
         server.fence(connection)
-        # deleting the identities of many rows may take long
+        # deleting the identities of many rows may take longer than the timeout
         connection.execute("SET LOCAL statement_timeout = 0")
         _copy_out(PostgresSegment(connection, server.name, first, LAYOUT), KeptRows(connection, server.name), last)
         gone = sql.SQL(
@@ -276,7 +276,7 @@ def _copy_out(segment: PostgresSegment, kept: KeptRows, last: Cursor) -> None:
 
 
 def keep_copied(server: LogServer, rows: Sequence[tuple[Cursor, Row]]) -> None:
-    """Add permanent rows of a copied log, with their identities, each at its place. Raises StorageFull, Unavailable."""
+    """Add permanent rows of a copied log, with their identities and sequence numbers. Raises StorageFull, Unavailable."""
     ready = [(prepare(row), seq) for seq, row in rows]
     places = [(digest_of(each.kind, each.identity), seq) for each, seq in ready]
 
@@ -293,11 +293,11 @@ def keep_copied(server: LogServer, rows: Sequence[tuple[Cursor, Row]]) -> None:
 
 T = TypeVar("T")
 
-_AT_ONCE = Patience(0.0, lambda _: nullcontext())  # raises the first Unavailable
+_NO_PATIENCE = Patience(0.0, lambda _: nullcontext())  # raises the first Unavailable
 
 
 def server_of(config: RecordConfig) -> LogServer:
-    """The server of the log with these settings. Raises BadConfig for settings that Postgres logs do not support; does not connect."""
+    """Return the server of these settings; does not connect. Raises BadConfig for settings that a log in Postgres does not support."""
     if config.encrypt is not Encrypt.NONE:
         raise BadConfig(
             "record.encrypt is not available for a log in Postgres; set it to 'none', or leave record.url empty"
@@ -306,7 +306,7 @@ def server_of(config: RecordConfig) -> LogServer:
 
 
 class PostgresLog(RowLog):
-    """The `Log` seam on a schema of a Postgres database. Use `open`.
+    """The `Log` seam on a schema of a Postgres database. Create it with `open`.
 
     Example::
 
@@ -318,7 +318,7 @@ class PostgresLog(RowLog):
         self, server: LogServer, name: str, clock: Clock, config: RecordConfig, patience: Patience | None = None
     ) -> None:
         self.name = name
-        self._server, self._patience = server, patience or _AT_ONCE
+        self._server, self._patience = server, patience or _NO_PATIENCE
         self._answers = PostgresReader(server)
         super().__init__(self._answers, PostgresAppender(server, config, clock), None, config)
 
@@ -332,14 +332,14 @@ class PostgresLog(RowLog):
         token: FencingToken | None = None,
         patience: Patience | None = None,
     ) -> Self:
-        """Open or create the log at `record.url`, in the schema `record.namespace`. Waits `record.append_s` for a server that starts.
+        """Open or create the log at `record.url`, in the schema `record.namespace`. Waits up to `record.append_s` for a starting server.
 
-        `first`: the place of the first row of a log that is created. `token`: the fencing token of a process with a role, checked with
-        each write; once another process has that role, writes raise LeaseLost. `patience`: how to wait, once the log is open, for a
-        server that is unavailable; None: calls raise Unavailable within `record.append_s`.
+        `first`: the sequence number of the first row if the log is created. `token`: the fencing token of a process with a role, checked
+        with each write; once another process has the role, writes raise LeaseLost. `patience`: how to wait for an unavailable server once
+        the log is open; None: calls raise Unavailable within `record.append_s`.
 
         Raises:
-            BadConfig: the URL is not valid, the server is too old or not durable, or the schema is another program's or version's.
+            BadConfig: the URL is not valid, the server is too old or not durable, or the schema belongs to another program or version.
             Unavailable: no writable server answers.
         """
         server = server_of(config).fenced(token)
@@ -360,7 +360,7 @@ class PostgresLog(RowLog):
         return await self._patience.until_there(lambda: self._answered(question))
 
     async def _answered(self, question: Callable[[], T]) -> T:
-        """Run a query; queries run one at a time. Raises Unavailable after `record.append_s` without any answer from the server.
+        """Run a query; queries run one at a time. Raises Unavailable if the server sends no answer for `record.append_s`.
 
         A query that has not started by then is cancelled.
         """
@@ -386,25 +386,25 @@ logger = logging.getLogger(__name__)
 
 
 class PostgresFolds:
-    """`core.seams.Folds` in a log's schema, which must exist. One writer per name; a connection for each call.
+    """`core.seams.Folds` in a log's schema, which must exist. Each name may have one writer; each call opens a connection.
 
     Example: ``await PostgresFolds(LogServer.of(config.record)).save("desk", 812, {"open": []})``
     """
 
     def __init__(self, server: LogServer, patience: Patience | None = None) -> None:
-        """`patience`: how to wait for a server that is unavailable; None: do not wait."""
-        self._server, self._patience = server, patience or _AT_ONCE
+        """`patience`: how to wait for an unavailable server; None: do not wait."""
+        self._server, self._patience = server, patience or _NO_PATIENCE
 
     async def save(self, name: str, cursor: Cursor, state: Mapping[str, Any]) -> None:
-        """Save a fold, durably on return. Raises StorageFull, Unavailable, LeaseLost; the previous fold then stays."""
+        """Save a fold, durably on return. Raises StorageFull, Unavailable, LeaseLost; the previous fold is then untouched."""
         check_fold_name(name)
         insert = "INSERT INTO folds VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET body = excluded.body"
         await self._asked(insert, (name, pack_fold(cursor, state)), writes=True)
 
     async def load(self, name: str) -> tuple[Cursor, dict[str, Any]] | None:
-        """The fold saved last. A fold that is damaged or has another format version is reported and counts as missing.
+        """Return the fold saved last; None if there is none. Raises Unavailable.
 
-        Raises Unavailable.
+        A fold that is damaged or has another format version is logged and counts as none.
         """
         check_fold_name(name)
         found = await self._asked("SELECT body FROM folds WHERE name = %s", (name,))

@@ -1,7 +1,8 @@
 """The tables of a log in Postgres, and their creation. Each segment is a table named by its first row.
 
-Rows are byte for byte the same as in SQLite's segments, but all kinds are in one table with their kind's number. A segment's policies,
-token texts and dictionaries are dropped with it; identities are in one table for the whole log. Triggers refuse UPDATE and DELETE of rows.
+Stored rows are byte for byte the same as in SQLite, but all kinds share one table, with a column for the kind's number. A segment's
+policies, token texts and dictionaries are dropped with it. Identities are in one table for the whole log. Triggers refuse UPDATE and DELETE
+of rows.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from ostinato.record.codec.kinds import KINDS, Kind
 from ostinato.record.postgres.server import Connection, LogServer, ask_at_once, passes
 
 LAYOUT = 5
-"""The version of these tables. From 3 on, a segment names the layout that its rows were written in, and a turn has the tool calls that were
-parsed in it. From 4 on, it has its steering, its penalties lie under its key, there are bases and people's consents,
-and a turn has its own. From 5 on, there are rows about people who were forgotten, dials that people set, and priors of dials.
+"""The version of these tables.
+
+2: leases.
+3: a segment names the layout of its rows; turns store their parsed tool calls.
+4: turns store steering and consent; penalties are encrypted under the turn's key; rows for bases and people's consents.
+5: rows for forgotten people, for dials that people set, and for priors of dials.
 """
 
 _LEASES = (
@@ -30,13 +34,13 @@ _LEASES = (
 
 _SEGMENT_LAYOUT = "ALTER TABLE segments ADD COLUMN layout int NOT NULL DEFAULT 2"
 
-_FROM = {
+_MIGRATIONS = {
     1: (_LEASES, "UPDATE log SET layout = 2"),
     2: (_SEGMENT_LAYOUT, "UPDATE log SET layout = 3"),
     3: ("UPDATE log SET layout = 4",),
     4: ("UPDATE log SET layout = 5",),
 }
-"""Migrations: layout version -> the statements that bring it to the next version."""
+"""Layout version -> the statements that migrate it to the next version."""
 
 NUMBERS = {
     "turns": 1,
@@ -55,7 +59,7 @@ NUMBERS = {
     "forgotten": 13,
     "dials": 14,
 }
-"""The number of each kind in a row; never changed."""
+"""The number that stands for each kind in a row; never changed."""
 
 NUMBERED: dict[int, Kind] = {NUMBERS[kind.table]: kind for kind in KINDS}
 
@@ -79,7 +83,7 @@ _SEGMENT: LiteralString = (
     "CREATE TABLE {rows} (seq bigint PRIMARY KEY, kind smallint NOT NULL, identity uuid NOT NULL, secret bigint, "
     "body bytea NOT NULL, said bytea, spelt int, tokens bytea, logprobs bytea, routes bytea); "
     "CREATE INDEX ON {rows} (kind, seq); "
-    # the columns are compressed already
+    # Postgres need not compress the columns again
     "ALTER TABLE {rows} ALTER body SET STORAGE EXTERNAL, ALTER said SET STORAGE EXTERNAL, ALTER tokens SET STORAGE EXTERNAL, "
     "ALTER logprobs SET STORAGE EXTERNAL, ALTER routes SET STORAGE EXTERNAL; "
     "CREATE TRIGGER no_change BEFORE UPDATE OR DELETE ON {rows} FOR EACH ROW EXECUTE FUNCTION refuse(); "
@@ -89,37 +93,37 @@ _SEGMENT: LiteralString = (
 
 
 def table_of(first: Cursor) -> sql.Identifier:
-    """The table of the segment that begins with this row."""
+    """Return the table of the segment that begins with row `first`."""
     return sql.Identifier(f"rows_{first:016d}")
 
 
 def add_segment(connection: Connection, first: Cursor, made_at: float) -> None:
-    """Create the segment whose first row has this place. Must be called in a transaction that holds the log's lock."""
+    """Create the segment that begins with row `first`. Must be called in a transaction that holds the log's lock."""
     ask_at_once(connection, _SEGMENT, rows=table_of(first), first=first, made_at=made_at, layout=LAYOUT)
 
 
 def ready_schema(connection: Connection, server: LogServer, made_at: float, first: Cursor = 1) -> str:
-    """Create the log's tables and its first segment unless they exist; returns the name that the log got when it was created.
+    """Create the log's tables and its first segment unless they exist. Return the name that the log got when it was created.
 
-    Tables of an older version are migrated, which only their owner may do. Any number of processes may do this at once. Raises BadConfig
-    for a schema that belongs to another program or is newer, and for a missing right.
+    Tables of an older version are migrated, which only their owner may do. Any number of processes may call this at once. Raises BadConfig
+    if the schema belongs to another program or is newer, or if a privilege is missing.
     """
     found = _layout(connection, server)
-    if found is None or found[0] in _FROM:
+    if found is None or found[0] in _MIGRATIONS:
         try:
             with connection.transaction():
                 connection.execute("SELECT pg_advisory_xact_lock(%s)", (server.lock,))
                 found = _layout(connection, server)
                 if found is None:
                     found = _make(connection, server, made_at, first)
-                while found[0] in _FROM:
-                    for statement in _FROM[found[0]]:
+                while found[0] in _MIGRATIONS:
+                    for statement in _MIGRATIONS[found[0]]:
                         connection.execute(statement)  # pyright: ignore[reportArgumentType,reportCallIssue]
                     found = (found[0] + 1, found[1])
         except psycopg.errors.InsufficientPrivilege as error:
             if found is not None:
                 raise BadConfig(
-                    f"{server.name} has layout {found[0]} and cannot be brought to {LAYOUT}: {error}; start once as the tables' owner, "
+                    f"{server.name} has layout {found[0]} and cannot be migrated to {LAYOUT}: {error}; start once as the tables' owner, "
                     "or let an administrator run ALTER TABLE ... OWNER TO the user of record.url for each of its tables"
                 ) from error
             raise BadConfig(
@@ -136,7 +140,7 @@ def ready_schema(connection: Connection, server: LogServer, made_at: float, firs
 
 
 def has_log(connection: Connection, server: LogServer) -> bool:
-    """True if a log exists. Creates nothing. Raises BadConfig for a schema that belongs to another program."""
+    """Return True if a log exists. Creates nothing. Raises BadConfig if the schema belongs to another program."""
     return _layout(connection, server) is not None
 
 
@@ -150,13 +154,13 @@ def check_layout(server: LogServer, layout: int) -> None:
 
 
 def _layout(connection: Connection, server: LogServer) -> tuple[int, str] | None:
-    """The log's layout and name; None if there is no such schema or it is empty."""
+    """Return the log's layout and name; None if there is no such schema or it is empty."""
     query = "SELECT relname, relkind::text FROM pg_class WHERE relnamespace = to_regnamespace(%s)"
     names = {name for name, _ in connection.execute(query, (f'"{server.namespace}"',)).fetchall()}
     if not names:
         return None
     strange = BadConfig(
-        f"{server.name} holds tables that are no log of Ostinato's; name another schema in record.namespace"
+        f"{server.name} holds tables that are not a log of Ostinato; name another schema in record.namespace"
     )
     if not {"log", "segments", "identities"} <= names:
         raise strange
@@ -164,10 +168,10 @@ def _layout(connection: Connection, server: LogServer) -> tuple[int, str] | None
         found = connection.execute("SELECT layout, name FROM log").fetchone()
     except psycopg.errors.UndefinedColumn as error:
         raise strange from error
-    # without USAGE it is the first
+    # without the USAGE privilege on the schema it is UndefinedTable
     except (psycopg.errors.UndefinedTable, psycopg.errors.InsufficientPrivilege) as error:
         raise BadConfig(
-            f"{server.name} is there, and permission denied; let its owner grant the user of record.url USAGE of the schema, and "
+            f"{server.name}: permission denied; let its owner grant the user of record.url USAGE of the schema, and "
             "SELECT, INSERT, UPDATE and DELETE of its tables"
         ) from error
     if found is None:

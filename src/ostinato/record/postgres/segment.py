@@ -1,4 +1,4 @@
-"""Tables of a log in Postgres: one segment, and the permanent rows, which stay when retention drops their segments. Also their reader."""
+"""Reads and writes the log's tables in Postgres: one segment, the permanent rows of dropped segments, and a reader across all of them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from ostinato.record.postgres.server import Connection, LogServer, ask_at_once, 
 from ostinato.record.reader import PAGE, Found
 
 _TURN = NUMBERS[TURNS.table]
-_LONGEST = 1_000_000_000  # bytes of one message: the server accepts somewhat more
-_OVERHEAD = 100  # bytes of a message for each row: lengths and numbers
+_MAX_MESSAGE = 1_000_000_000  # bytes; the server accepts somewhat more
+_ROW_OVERHEAD = 100  # bytes per row of a message: lengths and numbers
 COLUMNS: LiteralString = "seq, kind, body, secret, said, spelt, tokens, logprobs, routes"
 _NAME_ROWS: LiteralString = "INSERT INTO identities SELECT * FROM unnest(%b::uuid[], %b::bigint[])"
 _INSERT_ROWS: LiteralString = (
@@ -37,11 +37,11 @@ _INSERT_ROWS: LiteralString = (
 )
 
 Stored = tuple[Kind, tuple[Any, ...]]
-"""A row's kind, and the row as `PackedRows.decode` expects it."""
+"""A row's kind, and the row in the form that `PackedRows.decode` expects."""
 
 
 class PostgresSegment(PackedRows):
-    """A segment, over a connection that the caller owns. Used by one thread at a time. Raises psycopg's errors, Corrupt."""
+    """A segment over a connection that the caller owns. Used by one thread at a time. Raises psycopg's errors, Corrupt."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class PostgresSegment(PackedRows):
         layout: int,
         on_answer: Callable[[], None] = lambda: None,
     ) -> None:
-        """`layout` is the one that its rows were written in; `on_answer` is called whenever the server has answered."""
+        """`layout`: the version in which its rows were written. `on_answer`: called whenever the server has answered."""
         self.connection = connection
         self.layout = layout
         self._on_answer = on_answer
@@ -59,14 +59,14 @@ class PostgresSegment(PackedRows):
         self.newest = first - 1
         self.size = 0  # bytes
         self.dictionaries = 1
-        # statements that `commit` sends, and their values
+        # the statements that `commit` sends, with their values
         self._pending: list[tuple[sql.SQL | sql.Composed, list[Any]]] = []
         self._bytes = 0  # approximate bytes of these values
         self._table = table_of(first)
         super().__init__(f"{name}, segment {first}", None)
 
     def ask(self, query: LiteralString, values: Sequence[Any] = ()) -> list[Any]:
-        """The rows of a query, in which `{rows}` is this segment's table."""
+        """Return the rows of a query, in which `{rows}` stands for this segment's table."""
         composed = sql.SQL(query).format(rows=self._table)
         found = self.connection.execute(composed, values, binary=True).fetchall()
         self._on_answer()
@@ -76,8 +76,8 @@ class PostgresSegment(PackedRows):
     def knows_calls(self) -> bool:
         return self.layout >= 3
 
-    def standing(self) -> Cursor:
-        """The place of its newest row, or the place before its first if it has none."""
+    def stored_newest(self) -> Cursor:
+        """Return the sequence number of its newest row, or the one before its first if it has none."""
         return self.ask("SELECT coalesce(max(seq), %s) FROM {rows}", (self.first - 1,))[0][0]
 
     # ------------------------------------------------------------ rows
@@ -85,7 +85,7 @@ class PostgresSegment(PackedRows):
     def fetch_kinds(
         self, kinds: Collection[Kind], after: Cursor, end: Cursor, limit: int, *, newest_first: bool = False
     ) -> list[Stored]:
-        """Stored rows of these kinds, `after` < place <= `end`, at most `limit` of each kind, in order."""
+        """Return stored rows of these kinds with `after` < seq <= `end`, in order, at most `limit` of each kind."""
         tail: LiteralString = "DESC" if newest_first else "ASC"
         query: LiteralString = (
             f"SELECT {COLUMNS} FROM unnest(%s::smallint[]) AS wanted(number) CROSS JOIN LATERAL (SELECT * FROM {{rows}} "
@@ -95,12 +95,12 @@ class PostgresSegment(PackedRows):
         return [as_stored(row) for row in self.ask(query, (numbers, after, end, limit))]
 
     def fetch_places(self, places: Sequence[Cursor]) -> list[Stored]:
-        """The rows at these places, as far as they exist."""
+        """Return the rows with these sequence numbers, without missing ones."""
         query: LiteralString = f"SELECT {COLUMNS} FROM {{rows}} WHERE seq = ANY(%s::bigint[])"
         return [as_stored(row) for row in self.ask(query, (list(places),))]
 
     def before_last(self, count: int, kind: Kind) -> tuple[Cursor | None, int]:
-        """(place before the newest `count` rows of one kind, `count`), or (None, number of such rows) if there are fewer here."""
+        """Return (seq before the newest `count` rows of one kind, `count`), or (None, number of such rows) if there are fewer here."""
         number = NUMBERS[kind.table]
         query = "SELECT seq FROM {rows} WHERE kind = %s ORDER BY seq DESC LIMIT 1 OFFSET %s"
         if found := self.ask(query, (number, count - 1)):
@@ -143,7 +143,9 @@ class PostgresSegment(PackedRows):
             (*_as_columns(row.kind, value), UUID(int=key)) for (row, key), value in zip(rows, values, strict=True)
         ]
         columns = [list(column) for column in zip(*stored, strict=True)]
-        self._bytes += sum(_OVERHEAD + sum(len(value) for value in row if isinstance(value, bytes)) for row in stored)
+        self._bytes += sum(
+            _ROW_OVERHEAD + sum(len(value) for value in row if isinstance(value, bytes)) for row in stored
+        )
         self._pending += [
             (sql.SQL(_NAME_ROWS), [columns[-1], columns[0]]),
             (sql.SQL(_INSERT_ROWS).format(rows=self._table), columns),
@@ -154,7 +156,7 @@ class PostgresSegment(PackedRows):
         return self.layout == LAYOUT
 
     def upgrade(self) -> None:
-        """Give an empty segment the layout of new ones, whose columns are the same."""
+        """Mark an empty segment as having the current layout; its columns are the same."""
         self.layout = LAYOUT
         self._pending.append((sql.SQL("UPDATE segments SET layout = %b WHERE first = %b"), [LAYOUT, self.first]))
 
@@ -181,15 +183,16 @@ class PostgresSegment(PackedRows):
     def commit(self) -> None:
         """Send the pending statements and commit the transaction, in one round trip. Raises TooLarge.
 
-        Values are bound parameters, because the server logs the text of a statement that fails. A transaction may end with a pipeline but
-        must not begin with one: the server counts no idle time after a pipeline, but by then no lock is held, whether it was committed or
-        aborted. Nor does it count idle time between a pipeline's messages: a process that stops or is cut off there is ended by those that
-        wait for the lock.
+        Values are bound parameters, because the server logs the text of a failed statement.
+
+        Postgres counts no idle-in-transaction time during or after a pipeline. Hence the transaction may end with a pipeline but must not
+        begin with one: afterwards no lock is held, whether it committed or aborted. A process that stalls between the pipeline's messages
+        still holds the lock; processes that wait for it end its session (`LogServer.end_silent_writer`).
         """
         pending, size = self._pending, self._bytes
         self._pending, self._bytes = [], 0
-        if size > _LONGEST:
-            raise TooLarge(f"the rows are larger together than {self.name} can take at once; send fewer")
+        if size > _MAX_MESSAGE:
+            raise TooLarge(f"the rows together are larger than {self.name} can take at once; send fewer")
         with self.connection.pipeline():
             for statement, values in pending:
                 self.connection.execute(statement, values, prepare=False)
@@ -227,7 +230,7 @@ def _as_columns(kind: Kind, value: Sequence[Any]) -> tuple[Any, ...]:
 
 
 class KeptRows:
-    """Batches, releases, stamps and alarms of dropped segments. Raises psycopg's errors, Corrupt."""
+    """The rows of permanent kinds (`FOR_EVER`) of dropped segments. Raises psycopg's errors, Corrupt."""
 
     def __init__(self, connection: Connection, name: str) -> None:
         self._connection = connection
@@ -235,7 +238,7 @@ class KeptRows:
         self._shrinker = Shrinker(dict)
 
     def keep(self, rows: Sequence[tuple[Kind, Cursor, bytes]]) -> None:
-        """Write rows, each with its place and its JSON. Existing rows stay as they are."""
+        """Write rows as (kind, sequence number, JSON). Existing rows stay as they are."""
         values = [(seq, NUMBERS[kind.table], self._shrinker.pack(Use.ROWS, body)) for kind, seq, body in rows]
         with self._connection.cursor() as cursor:
             cursor.executemany("INSERT INTO kept VALUES (%s, %s, %s) ON CONFLICT DO NOTHING", values)
@@ -243,7 +246,7 @@ class KeptRows:
     def fetch_kinds(
         self, kinds: Collection[Kind], after: Cursor, end: Cursor, limit: int, *, newest_first: bool = False
     ) -> list[Stored]:
-        """Like `PostgresSegment.fetch_kinds`."""
+        """Do what `PostgresSegment.fetch_kinds` does."""
         tail: LiteralString = "DESC" if newest_first else "ASC"
         query: LiteralString = (
             "SELECT found.* FROM unnest(%s::smallint[]) AS wanted(number) CROSS JOIN LATERAL (SELECT * FROM kept "
@@ -253,17 +256,17 @@ class KeptRows:
         return self._asked(query, (numbers, after, end, limit)) if numbers else []
 
     def fetch_places(self, places: Sequence[Cursor]) -> list[Stored]:
-        """The rows at these places, as far as they exist."""
+        """Return the rows with these sequence numbers, without missing ones."""
         return self._asked("SELECT * FROM kept WHERE seq = ANY(%s::bigint[])", (list(places),))
 
     def before_last(self, count: int, kind: Kind) -> tuple[Cursor | None, int]:
-        """Like `PostgresSegment.before_last`."""
+        """Do what `PostgresSegment.before_last` does."""
         query: LiteralString = "SELECT seq FROM kept WHERE kind = %s ORDER BY seq DESC LIMIT %s"
         found = self._connection.execute(query, (NUMBERS[kind.table], count)).fetchall()
         return (found[-1][0] - 1, count) if len(found) == count else (None, len(found))
 
     def decode(self, kind: Kind, stored: Sequence[Any]) -> Row:
-        """The record of one stored row."""
+        """Return the record of one stored row."""
         try:
             return kind.record(**load(kind, kind.body, json.loads(self._shrinker.unpack(stored[1]))))
         except DAMAGE as error:
@@ -276,11 +279,11 @@ class KeptRows:
         return [(NUMBERED[number], (seq, body)) for seq, number, body in found]
 
 
-# ---------------------------------------------------------------- reading from any cursor
+# ---------------------------------------------------------------- the reader across segments
 
 
-_OPEN = 6
-_STANDING: LiteralString = "SELECT max(first) FROM segments; SELECT coalesce(max(seq), {below}) FROM {rows}"
+_MAX_CACHED = 6  # segments
+_NEWEST: LiteralString = "SELECT max(first) FROM segments; SELECT coalesce(max(seq), {below}) FROM {rows}"
 _BEGIN: LiteralString = (
     "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT first, layout FROM segments ORDER BY first"
 )
@@ -288,7 +291,7 @@ T = TypeVar("T")
 
 
 class PostgresReader:
-    """Answers queries about the log, each as of one moment. Thread-safe; one query at a time. Never blocks a writer."""
+    """Answers queries about the log, each from one consistent state. Thread-safe: one query at a time. Never blocks a writer."""
 
     def __init__(self, server: LogServer) -> None:
         self._server = server
@@ -304,41 +307,41 @@ class PostgresReader:
             self._leave()
 
     def newest(self) -> Cursor:
-        """The place of the newest row, or the horizon if no row is above it. One round trip if the newest segment is known."""
-        return self._again(self._newest)
+        """Return the newest sequence number, or the horizon if no row is above it. One round trip if the newest segment is cached."""
+        return self._retry(self._newest)
 
     def horizon(self) -> Cursor:
-        """The place up to which retention has dropped rows, apart from the permanent ones; 0 if there is none."""
+        """Return the sequence number up to which retention has dropped rows, apart from permanent ones; 0 if none."""
         return self._ask(lambda firsts: firsts[0] - 1)
 
     def page(self, kinds: Collection[Kind], after: Cursor, end: Cursor) -> tuple[Found, Cursor]:
-        """The next rows above `after` of these kinds, in order, and the place up to which no row is left unread."""
-        return self._again(lambda: self._page(self._firsts(), kinds, after, end))
+        """Return the next rows of these kinds above `after`, in order, and the cursor up to which all of them have been read."""
+        return self._retry(lambda: self._page(self._firsts(), kinds, after, end))
 
     def find(self, kind: Kind, identities: Sequence[Identity]) -> dict[Identity, Row]:
-        """The rows with these identities, as far as they exist. One round trip if none exists, because most calls and signals are new."""
-        return self._again(lambda: self._find(kind, identities))
+        """Return the rows with these identities, without unknown ones. One round trip if all are unknown, the most frequent case."""
+        return self._retry(lambda: self._find(kind, identities))
 
     def places(self, kind: Kind, identities: Sequence[Identity]) -> dict[Identity, Cursor]:
-        """The places of the rows with these identities, as far as they exist."""
-        return self._again(lambda: self._places(kind, identities))
+        """Return the sequence numbers of the rows with these identities, without unknown ones."""
+        return self._retry(lambda: self._places(kind, identities))
 
     def tail(self, n: int, kinds: Collection[Kind]) -> Found:
-        """The newest `n` rows of these kinds, in log order."""
+        """Return the newest `n` rows of these kinds, in log order."""
         return self._ask(lambda firsts: self._tail(firsts, n, kinds))
 
     def before_last(self, count: int, kind: Kind) -> Cursor:
-        """The place above which the newest `count` (at least 1) rows of a kind lie; 0 if there are fewer."""
+        """Return the cursor above which the newest `count` (>= 1) rows of a kind lie; 0 if there are fewer."""
         return self._ask(lambda firsts: self._before_last(firsts, count, kind))
 
-    # ------------------------------------------------------------ one query
+    # ------------------------------------------------------------ queries
 
     def _ask(self, question: Callable[[list[Cursor]], T]) -> T:
         """Run a query in one snapshot. `question` receives the first rows of the segments."""
-        return self._again(lambda: self._in_snapshot(question))
+        return self._retry(lambda: self._in_snapshot(question))
 
-    def _again(self, ask: Callable[[], T]) -> T:
-        """Run a query, again if a segment was dropped meanwhile or the connection was lost."""
+    def _retry(self, ask: Callable[[], T]) -> T:
+        """Run a query. Retry if a segment was dropped in the meantime or the connection was lost."""
         deadline = time.monotonic() + self._server.wait_s
         with self._lock:
             while True:
@@ -355,12 +358,12 @@ class PostgresReader:
                     self._leave()
                     raise
 
-    def _dialled(self) -> Connection:
+    def _connected(self) -> Connection:
         self._connection = self._connection or self._server.dial()
         return self._connection
 
     def _in_snapshot(self, question: Callable[[list[Cursor]], T]) -> T:
-        connection = self._dialled()
+        connection = self._connected()
         _, listing = ask_at_once(connection, _BEGIN)
         answer = question(self._listed(listing))
         connection.execute("COMMIT")
@@ -374,16 +377,16 @@ class PostgresReader:
             self._connection = None
 
     def _newest(self) -> Cursor:
-        """The place of the newest row. If the known segment is still the newest, it holds the newest row, and no snapshot is needed."""
-        connection, known = self._dialled(), max(self._segments, default=None)
+        """Return the newest sequence number. If the cached segment is still the newest, it holds it, and no snapshot is needed."""
+        connection, known = self._connected(), max(self._segments, default=None)
         if known is not None:
-            ((newest,),), ((place,),) = ask_at_once(connection, _STANDING, below=known - 1, rows=table_of(known))
+            ((newest,),), ((place,),) = ask_at_once(connection, _NEWEST, below=known - 1, rows=table_of(known))
             if newest == known:
                 return place
-        return self._in_snapshot(lambda firsts: self._segment(firsts[-1]).standing())
+        return self._in_snapshot(lambda firsts: self._segment(firsts[-1]).stored_newest())
 
     def _asked(self, query: LiteralString, values: Sequence[Any]) -> list[Any]:
-        found = self._dialled().execute(query, values, binary=True).fetchall()
+        found = self._connected().execute(query, values, binary=True).fetchall()
         self._hear()
         return found
 
@@ -394,7 +397,7 @@ class PostgresReader:
         return self._listed(self._asked("SELECT first, layout FROM segments ORDER BY first", ()))
 
     def _listed(self, segments: Sequence[Any]) -> list[Cursor]:
-        """The segments' first rows; notes their layouts."""
+        """Remember the segments' layouts and return their first rows."""
         self._layouts = dict(segments)
         return list(self._layouts)
 
@@ -403,21 +406,21 @@ class PostgresReader:
         segment, layout = self._segments.pop(first, None), self._layouts[first]
         if segment is None:
             segment = PostgresSegment(self._connection, self._server.name, first, layout, self._hear)
-        segment.layout = layout  # that of an empty segment changes
+        segment.layout = layout  # it changes when an empty segment is upgraded
         self._segments[first] = segment
-        if len(self._segments) > _OPEN:
+        if len(self._segments) > _MAX_CACHED:
             self._segments.popitem(last=False)
         return segment
 
     def _home(self, firsts: list[Cursor], index: int) -> PostgresSegment | KeptRows:
-        """A segment by its place in the listing; at -1 the permanent rows of those before all of them."""
+        """Return a segment by its index in `firsts`; for -1 the permanent rows of dropped segments."""
         if index >= 0:
             return self._segment(firsts[index])
         assert self._connection is not None
         return KeptRows(self._connection, self._server.name)
 
     def _page(self, firsts: list[Cursor], kinds: Collection[Kind], after: Cursor, end: Cursor) -> tuple[Found, Cursor]:
-        """Read a page without a snapshot, like `_find`: all rows up to `end` are in segments of the listing, which is newer."""
+        """Read a page without a snapshot, like `_find`: the listing is newer than `end`, so its segments hold all rows up to `end`."""
         index = bisect_right(firsts, after + 1) - 1
         following = firsts[index + 1 : index + 2]
         upto = min(end, following[0] - 1) if following else end
@@ -435,7 +438,7 @@ class PostgresReader:
         return {digests[digest]: seq for digest, seq in self._asked(query, (list(digests),))} if digests else {}
 
     def _find(self, kind: Kind, identities: Sequence[Identity]) -> dict[Identity, Row]:
-        """Find rows without a snapshot: rows never change, and the segments, listed after the places were found, hold them all."""
+        """Find rows without a snapshot: rows never change, and the segments listed after their numbers were found hold all of them."""
         places = self._places(kind, identities)
         if not places:
             return {}

@@ -1,1 +1,1 @@
-"""What a run's files say of its simulated worlds: finished rollouts, the rollout worker's journal, the taskset."""
+"""The read model of a run's simulated worlds: finished rollouts, the rollout worker's journal, the taskset."""

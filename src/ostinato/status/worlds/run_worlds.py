@@ -1,6 +1,6 @@
-"""The read model of a run's simulated worlds: tasksets, success by version, groups under way, rollouts step by step.
+"""Queries on a run's simulated worlds: tasksets, success by version, groups in progress, rollouts step by step.
 
-Times are Unix seconds, shares lie in [0, 1]. Texts are bounded and untrusted: tasks, models and files may say anything. An unknown figure
+Times are Unix seconds, shares are in [0, 1]. Texts are bounded and untrusted: tasks, models and files may say anything. An unknown figure
 is None.
 """
 
@@ -37,7 +37,7 @@ from ostinato.status.worlds.tasks import (
 from ostinato.status.worlds.transcript import Pieces, Readers, RolloutStep, part_of, steps_of
 from ostinato.worlds.rollout.finished import Finished
 
-# ---------------------------------------------------------------- rollouts on record
+# ---------------------------------------------------------------- bounded parts of a record
 
 
 _MOST_TURNS = 10_000
@@ -48,22 +48,22 @@ _LONGEST_WHY = 4_000
 
 
 def turns_of(ids: Sequence[object]) -> list[str]:
-    """The ids of the rollout's turns."""
+    """Return the ids of the rollout's turns."""
     return [each for each in ids[:_MOST_TURNS] if isinstance(each, str) and len(each) <= 512]
 
 
 def figures_of(named: Mapping[str, float]) -> dict[str, float]:
-    """The first `_MOST_FIGURES` named numbers."""
+    """Return the first `_MOST_FIGURES` named numbers."""
     return {name[:120]: number for name, number in islice(named.items(), _MOST_FIGURES)}
 
 
 def why_of(record: Finished) -> str:
-    """The reason for the grade, for people."""
+    """Return the reason for the grade, for people."""
     return part_of("", record.why, _LONGEST_WHY).text
 
 
 def changes_of(record: Finished) -> tuple[tuple[FileChange, ...], int]:
-    """The rollout's file changes, and how many more there are."""
+    """Return the rollout's file changes, and how many more there are."""
     left = _MOST_CHARACTERS
     found: list[FileChange] = []
     for change in record.changes[:_MOST_CHANGES]:
@@ -74,11 +74,11 @@ def changes_of(record: Finished) -> tuple[tuple[FileChange, ...], int]:
     return tuple(found), max(0, len(record.changes) - _MOST_CHANGES)
 
 
-# ---------------------------------------------------------------- facts
+# ---------------------------------------------------------------- results of queries
 
 
 STEPS = 20
-"""Steps of a rollout that one page shows."""
+"""How many steps of a rollout one page shows."""
 _NEWEST = 20
 _MOST_FAMILIES = 50
 _MOST_TASKSETS = 10
@@ -88,9 +88,9 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyLine:
-    """The tasks of one family, split, harness and grader. `tasks` is None for a family that the current taskset does not have.
+    """The tasks of one family, split, harness and grader. `tasks`: how many; None for a family that the current taskset does not have.
 
-    `drawn` counts its tasks for which a group was drawn, `solved` is over all counted rollouts, `newest` over those of `version`.
+    `drawn`: how many of its tasks a group was drawn for. `solved`: over all counted rollouts; `newest`: over those of `version`.
     """
 
     family: str
@@ -106,7 +106,7 @@ class FamilyLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TasksetLine:
-    """One taskset: the current one (`current`), or one whose rollouts are still on record. `tasks` None: not read."""
+    """One taskset: the current one (`current`), or one whose rollouts are still on record. `tasks`: how many; None if it was not read."""
 
     name: str
     hash: str
@@ -119,8 +119,8 @@ class TasksetLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilesRead:
-    """How much of the files was read. `kept` rollouts are counted, `dropped` older ones were forgotten, `skipped` bytes were never read,
-    `behind` bytes are not read yet, `bad` lines were no record. `tasks` says why the taskset cannot be read; "" if it can.
+    """How much of the files was read. `kept`: rollouts counted; `dropped`: older rollouts that were forgotten; `skipped`: bytes never read;
+    `behind`: bytes not read yet; `bad`: lines that are no record. `tasks`: why the taskset cannot be read; "" if it can.
     """
 
     kept: int
@@ -134,7 +134,7 @@ class FilesRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldsNow:
-    """Simulated worlds of a run. `source` is `learn.source`, `family` the one that the curves of `counts` are of ("": all).
+    """The simulated worlds of a run. `source` is `learn.source`; `family` is the one that the curves of `counts` show ("": all).
 
     `marks` are released versions.
     """
@@ -155,7 +155,7 @@ class WorldsNow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutQuery:
-    """Which rollouts to list. "" and None stand for any; `before`: with a smaller `seq`.
+    """Which rollouts to list. "" and None mean any; `before`: those with a smaller `seq`.
 
     `outcome` is solved, failed, ungraded or cheated.
     """
@@ -170,7 +170,7 @@ class RolloutQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutList:
-    """A page of rollouts that ended, newest first; `count` is of all on record that match."""
+    """A page of finished rollouts, newest first; `count`: how many on record match."""
 
     rows: tuple[underway.RolloutLine, ...]
     count: int
@@ -182,7 +182,7 @@ class RolloutList:
 class FileChange:
     """One file that the rollout changed. `diff` None: its content is not text, or was not kept.
 
-    `cut` characters are not shown. Example: ``FileChange(path="calc.py", kind="written", diff="@@ -1 +1 @@...")``
+    `cut`: characters that are not shown. Example: ``FileChange(path="calc.py", kind="written", diff="@@ -1 +1 @@...")``
     """
 
     path: str
@@ -193,9 +193,9 @@ class FileChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutDetail:
-    """One rollout in full. `members` are the rollouts of its group, itself included, in their order.
+    """One rollout in full. `members`: the rollouts of its group in order, including itself.
 
-    `turns` counts its turns, `steps` are a window of them that begins at `first`. Fields from the record are empty without one
+    `turns`: number of its turns; `steps`: a window of them that begins at `first`. Fields from the record are empty if there is none
     (`on_record`).
     """
 
@@ -225,13 +225,13 @@ class TaskDetail:
 
 
 class RunWorlds:
-    """Answers questions about one run's simulated worlds, each in bounded time. Raises Unavailable.
+    """Answers queries about one run's simulated worlds, each in bounded time. Raises Unavailable.
 
     Args:
         home, config, log: the run's.
-        pieces: the bytes of a token.
+        pieces: returns the bytes of a token.
         readers: makes readers of answers; None: answers are shown as they were sampled.
-        shipped: the newest releases, for the marks of a chart.
+        shipped: returns the newest releases, for the marks of a chart.
     """
 
     def __init__(
@@ -259,7 +259,7 @@ class RunWorlds:
         self._threads.close()
 
     async def worlds(self, family: str) -> WorldsNow:
-        """The run's simulated worlds, with the curves of one family ("": of all)."""
+        """Return the run's simulated worlds, with the curves of one family ("": of all)."""
         events = () if self._shipped is None else await self._shipped()
         marks = {event.policy.number: f"v{event.policy.number}" for event in events if event.action == "shipped"}
         return await self._ask(lambda: self._worlds(family, tuple(sorted(marks.items()))))
@@ -268,7 +268,7 @@ class RunWorlds:
         return await self._ask(lambda: self._list(query))
 
     async def rollout(self, episode: str, first: int) -> RolloutDetail | None:
-        """One rollout, its steps from `first` on; None if nothing is known of it."""
+        """Return one rollout with its steps from `first` on; None if it is unknown."""
         found = await self._ask(lambda: self._rollout(episode))
         if found is None:
             return None
@@ -289,10 +289,10 @@ class RunWorlds:
         )
 
     async def task(self, id: str, *, hidden: bool) -> TaskDetail | None:
-        """One task, with its hidden part if asked for; None if neither the taskset nor a rollout names it."""
+        """Return one task, with its hidden part if asked for; None if neither the taskset nor a rollout names it."""
         return await self._ask(lambda: self._task(id, hidden=hidden))
 
-    # ------------------------------------------------------------ on a thread, one at a time
+    # ------------------------------------------------------------ on a thread, one query at a time
 
     async def _ask(self, question: Callable[[], _T]) -> _T:
         def answer() -> _T:
@@ -323,7 +323,7 @@ class RunWorlds:
         )
 
     def _count(self, family: str) -> RolloutCounts:
-        """The counts, cached until something changes."""
+        """Return the counts, cached until something changes."""
         revision = (self._ended.read, self._tasks.revision)
         kept = self._counted.get(family)
         if kept is None or kept[0] != revision:
@@ -340,7 +340,7 @@ class RunWorlds:
         return known.family, known.split, known.harness, known.grader
 
     def _families(self, found: RolloutCounts) -> tuple[FamilyLine, ...]:
-        """The kinds of tasks, those with most rollouts first."""
+        """Return the kinds of tasks, those with most rollouts first."""
         sizes: dict[Kind, int] = {}
         drawn: dict[Kind, int] = {}
         for id, task in self._tasks.tasks.items():
@@ -368,7 +368,7 @@ class RunWorlds:
         return tuple(lines)
 
     def _tasksets(self) -> tuple[TasksetLine, ...]:
-        """The current taskset, as the worker last read it, and those of the rollouts on record."""
+        """Return the current taskset, as the worker last read it, and those of the rollouts on record."""
         said = newest_line(last_lines(self._progress), "tasks")
         now = "" if said is None else str(said.get("hash", ""))[:128]
         spans: dict[str, tuple[int, float, float]] = {}
@@ -416,7 +416,7 @@ class RunWorlds:
         return found if any(each.episode == line.episode for each in found) else [*found, line]
 
     def _record(self, known: underway.EndedRollout) -> Finished | None:
-        """The whole record; None if its file is gone."""
+        """Return the whole record; None if its file is gone."""
         data = self._lines.line(known.spot)
         record = None if data is None else underway.record_of(data)
         return record if record is not None and record.episode.startswith(known.line.episode) else None

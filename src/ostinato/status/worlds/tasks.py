@@ -1,6 +1,6 @@
-"""The taskset file for the page: a list of its tasks, and one task in full. Hidden parts go only to viewers who may see them.
+"""The taskset file for the page: a list of its tasks, and one task in full. Only viewers with the right to it get the hidden parts.
 
-Finished rollouts -> shares solved, by family and by version, with intervals; groups; endings; cheats.
+Also counts finished rollouts: shares solved by family and version, with intervals; groups; how rollouts ended; cheats.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ostinato.status.worlds.underway import RolloutLine
 from ostinato.worlds.tasks.rows import EncodedBytes, MessageRow, TaskRow, parse_row
 
 MOST_BYTES = 128 << 20
-"""The largest file that is read for the page; the worker reads larger ones, too."""
-WAIT_S = 0.3
+"""The largest file that is read for the page; the worker also reads larger ones."""
+WAIT_S = 0.3  # how long `look` waits for a file that is being read
 _MOST_FILES = 200
 _MOST_MESSAGES = 50
 _HIDDEN_FILES = 20
@@ -37,7 +37,7 @@ class HiddenPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFacts:
-    """One task of the taskset. `hidden` is None for visitors who may not see it; `hidden_files` and `hidden_facts` count what it holds."""
+    """One task of the taskset. `hidden`: None for viewers who may not see it; `hidden_files` and `hidden_facts` count what it contains."""
 
     id: str
     family: str
@@ -60,7 +60,7 @@ class TaskFacts:
 
 @dataclass(frozen=True, slots=True)
 class KnownTask:
-    """A task's short facts, and where its line begins in the file."""
+    """A task's short facts, and the byte offset of its line in the file."""
 
     family: str
     split: str
@@ -70,9 +70,9 @@ class KnownTask:
 
 
 class TasksetFile:
-    """Reads a file, if one is named, on a thread of its own whenever it has changed. Call `look` first.
+    """Reads a file, if one is configured, on a thread of its own whenever it has changed. Call `look` first.
 
-    A look waits `WAIT_S` for the reading: a large file is ready at a later one.
+    `look` waits at most `WAIT_S` for the thread, so a large file may be ready only at a later call.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -84,7 +84,7 @@ class TasksetFile:
         self.revision = 0
 
     def look(self) -> TasksetFile:
-        """Begin to read a file that changed. Until that is done, the previous tasks are kept."""
+        """Start reading the file if it has changed. Until that is done, the previous tasks are kept."""
         if self._path is None:
             return self
         if self._reader is None or not self._reader.is_alive():
@@ -183,23 +183,23 @@ def _written(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-# ---------------------------------------------------------------- counts
+# ---------------------------------------------------------------- counting rollouts
 
 
 MOST_POINTS = 30
-"""The most points of one curve; beyond it, consecutive versions are merged."""
+"""The most points of one curve; with more versions, consecutive ones are merged."""
 SPLITS: Mapping[str, str] = {"held_out": "held out", "train": "train"}
-"""The splits that are drawn, by the names of their curves. A canary cannot be solved, so its share means nothing."""
+"""The splits that are drawn, with the names of their curves. A canary cannot be solved, so its share means nothing."""
 
 Counts = dict[str, tuple[int, int]]
-"""Task -> how many of its rollouts were solved, and how many were graded."""
+"""{task: (rollouts solved, rollouts graded)}."""
 Kind = tuple[str, str, str, str]
-"""Family, split, harness, grader."""
+"""(family, split, harness, grader)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolvedShare:
-    """The share of graded rollouts that were solved, with its 95% interval, tasks as clusters. With one task the interval says nothing."""
+    """The share of graded rollouts that were solved, with its 95% interval, clustered by task. With one task the interval says nothing."""
 
     rollouts: int
     tasks: int
@@ -210,7 +210,7 @@ class SolvedShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionPoint:
-    """The share solved by one version, or by several that were merged."""
+    """The share solved by one version, or by several consecutive ones that were merged."""
 
     first: int
     last: int
@@ -219,7 +219,7 @@ class VersionPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolvedCurve:
-    """Success over versions, oldest first. `name` is "held out" or "train"."""
+    """The share solved over versions, oldest first. `name` is "held out" or "train"."""
 
     name: str
     points: tuple[VersionPoint, ...]
@@ -227,7 +227,7 @@ class SolvedCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCounts:
-    """Groups of which at least two members were graded. `flat`: all grades are equal, so that nothing can be learned from them.
+    """Groups with at least two graded members. `flat`: those whose grades are all equal, so that nothing can be learned from them.
 
     `all_solved` and `none_solved` count flat groups.
     """
@@ -248,9 +248,9 @@ class Kinds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutCounts:
-    """All counts over the rollouts on record, by kind of task, and as curves over versions; `version` is the newest one.
+    """All counts over the rollouts on record, by kind of task and as curves over versions; `version` is the newest.
 
-    `ended` counts rollouts by what ended them, `cheated` those that cheated, `cheats` by kind of cheat, with the newest rollout of each.
+    `ended`: number of rollouts by how they ended. `cheated`: number that cheated. `cheats`: (kind of cheat, number, newest such rollout).
     """
 
     kinds: Mapping[Kind, Kinds]
@@ -263,7 +263,7 @@ class RolloutCounts:
 
 
 def counted(lines: Sequence[RolloutLine], kind_of: Callable[[RolloutLine], Kind], family: str) -> RolloutCounts:
-    """Count lines, oldest first. The curves are of one family, or of all ("")."""
+    """Count rollouts (oldest first). The curves are of one family, or of all ("")."""
     version = max((line.policy.number for line in lines if line.policy is not None), default=None)
     kinds: defaultdict[Kind, Kinds] = defaultdict(lambda: Kinds({}, {}))
     ended: Counter[str] = Counter()
@@ -295,9 +295,9 @@ def counted(lines: Sequence[RolloutLine], kind_of: Callable[[RolloutLine], Kind]
 
 
 def solved_share(counts: Counts, *, one_task: bool = False) -> SolvedShare | None:
-    """The share solved, with tasks as clusters, because rollouts of one task turn out alike. None if nothing was graded.
+    """Return the share solved, clustered by task, because rollouts of one task are correlated. None if nothing was graded.
 
-    `one_task`: the share is of one task alone, so each rollout counts as an independent try (Wilson's interval).
+    `one_task`: all rollouts are of one task, so each counts as an independent trial (Wilson's interval).
     """
     rollouts, solved = sum(n for _, n in counts.values()), sum(solved for solved, _ in counts.values())
     if not rollouts:
@@ -311,7 +311,7 @@ def solved_share(counts: Counts, *, one_task: bool = False) -> SolvedShare | Non
 def version_points(
     lines: Iterable[RolloutLine], most: int = MOST_POINTS, *, one_task: bool = False
 ) -> tuple[VersionPoint, ...]:
-    """Success by the oldest policy version that made a token, oldest first."""
+    """Return the share solved by policy version, oldest first. A rollout counts for the oldest version that sampled a token of it."""
     by_version: defaultdict[int, Counts] = defaultdict(dict)
     for line in lines:
         if line.value is not None and line.policy is not None:
@@ -333,7 +333,7 @@ def version_points(
 
 
 def group_counts(lines: Iterable[RolloutLine]) -> GroupCounts:
-    """Groups with at least two grades, and those of them whose grades are all equal."""
+    """Count the groups with at least two grades, and those of them whose grades are all equal."""
     values: defaultdict[str, list[float]] = defaultdict(list)
     for line in lines:
         if line.group is not None and line.value is not None:
@@ -349,7 +349,7 @@ def group_counts(lines: Iterable[RolloutLine]) -> GroupCounts:
 
 
 def counts_of(lines: Iterable[RolloutLine]) -> Counts:
-    """The counts of graded rollouts by task."""
+    """Return the counts of graded rollouts by task."""
     counts: Counts = {}
     for line in lines:
         if line.value is not None:

@@ -1,4 +1,4 @@
-"""A rollout's turns as readable steps: the new input, the model's answer and its tool calls. Bounded; pure."""
+"""A rollout's turns as readable steps: the new input, the model's answer and its tool calls. Bounded and pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ostinato.core.records import PolicyVersion, Turn
 from ostinato.core.seams import AnswerReader
 
 LONGEST_PART = 8_000
-"""Characters shown of one part: its beginning and its end."""
+"""Most characters shown of one part: its beginning and its end."""
 LONGEST_STEP = 24_000
-"""Characters shown of one step's input, and of all its calls."""
+"""Most characters shown of one step's input, and of all its calls."""
 LONGEST_PAGE = 100_000
-"""After so many characters of steps, no further step is begun."""
+"""No further step is begun after this many characters of steps."""
 _MOST_TOKENS = 8_000
 _MOST_PARTS = 60
 _MOST_CALLS = 20
@@ -27,7 +27,7 @@ Readers = Callable[[Conversation, str], AnswerReader]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaidPart:
-    """A part of the model's input or output. `role` is "" if the template does not state it. `cut` characters are not shown."""
+    """A part of the model's input or output. `role`: "" if the template does not state it. `cut`: characters that are not shown."""
 
     role: str
     text: str
@@ -47,8 +47,8 @@ class CallPart:
 class RolloutStep:
     """One turn of a rollout: the new part of its prompt, and the model's answer. `at` counts from 0.
 
-    `new` of `prompt` tokens were not in the turn before; `rewritten`: the earlier text was given in another form. `missing`: the log has
-    no such turn any more; `redacted`: its words were erased.
+    `new`: how many of the `prompt` tokens are new since the turn before; `rewritten`: the earlier text was given in another form.
+    `missing`: the log no longer has the turn; `redacted`: its text was erased.
     """
 
     at: int
@@ -69,7 +69,7 @@ class RolloutStep:
 
 
 def part_of(role: str, text: str, longest: int = LONGEST_PART) -> SaidPart:
-    """A text, cut in its middle if it is long. Example: ``part_of("user", "hi") == SaidPart(role="user", text="hi")``"""
+    """Return a text, cut in its middle if it is long. Example: ``part_of("user", "hi") == SaidPart(role="user", text="hi")``"""
     cut = len(text) - longest
     if cut <= 0:
         return SaidPart(role=role, text=text)
@@ -87,16 +87,16 @@ def steps_of(
     *,
     tools: bool,
 ) -> tuple[RolloutStep, ...]:
-    """The steps of consecutive turns: as many as one page holds, at least one.
+    """Return the steps of consecutive turns: as many as fit one page, at least one.
 
     Args:
         ids: the turns' ids.
-        turns: the turns, None for a turn that the log no longer has.
-        first: the place of the first turn in its rollout.
-        before: the turn before them, None if they are the first.
-        pieces: the bytes of a token, b"" for a control token.
+        turns: the turns; None for a turn that the log no longer has.
+        first: the index of the first turn in its rollout.
+        before: the turn before them; None if they are the first.
+        pieces: returns the bytes of a token; b"" for a control token.
         readers: makes readers that separate an answer's text from its calls; None: answers are shown as they were sampled.
-        tools: the harness has tools, so that an answer may hold calls.
+        tools: whether the harness has tools, so that an answer may contain calls.
     """
     steps: list[RolloutStep] = []
     for place, (id, turn) in enumerate(zip(ids, turns, strict=True), first):
@@ -151,7 +151,7 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def _parts(ids: Sequence[int], pieces: Pieces) -> Iterator[SaidPart]:
-    """The texts between control tokens, each with its role if its first line names it, as in most templates."""
+    """Yield the texts between control tokens, each with its role if its first line names it, as in most templates."""
     cut = len(ids) - _MOST_TOKENS
     kept = ids if cut <= 0 else (*ids[: _MOST_TOKENS // 2], None, *ids[-_MOST_TOKENS // 2 :])
     told, left = 0, LONGEST_STEP
@@ -159,7 +159,7 @@ def _parts(ids: Sequence[int], pieces: Pieces) -> Iterator[SaidPart]:
         role, _, rest = text.partition("\n")
         role, said = (role.strip(), rest) if role.strip() in _ROLES else ("", text)
         if not said.strip():
-            continue  # the opening of the answer
+            continue  # the empty beginning of the answer
         told += 1
         if told > _MOST_PARTS or left <= 0:
             yield SaidPart(role="", text="… the parts after these are not shown …")
@@ -185,7 +185,7 @@ def _segments(ids: Sequence[int | None], pieces: Pieces, cut: int) -> Iterator[s
 def _answered(
     turn: Turn, pieces: Pieces, readers: Readers | None, *, tools: bool
 ) -> tuple[SaidPart | None, SaidPart | None, tuple[CallPart, ...]]:
-    """Reasoning, text and calls of an answer."""
+    """Return the reasoning, text and calls of an answer."""
     if turn.redacted:
         return None, None, ()
     sampled = b"".join(map(pieces, turn.sampled_ids)).decode(errors="replace") if turn.sampled_ids else turn.text

@@ -1,6 +1,6 @@
-"""The rollout worker's journal as it grows: groups under way and their members.
+"""Rollouts in progress, read from the rollout worker's journal as it grows, with their groups and members.
 
-The newest finished rollouts by episode, as a fold over the lines of their record.
+Also the newest finished rollouts by episode, a fold over the lines of their record.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ _LONGEST_NAME = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutLine:
-    """One rollout. `value` None: not graded, or not over. `ended` is "waiting" or "under way" before its end, `at` is then None.
+    """One rollout. `value`: its grade; None if it is not graded or not finished. `at`: when it ended.
 
-    `seq` is its number among the records read. `policy` is the oldest version that made a token, `policy_last` the newest.
+    `ended`: how it ended; "waiting" or "under way" before that, when `at` is None. `seq`: its number among the records read. `policy`,
+    `policy_last`: the oldest and the newest version that sampled a token.
     """
 
     seq: int = 0
@@ -49,7 +50,7 @@ class RolloutLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupUnderWay:
-    """One group that the trainer has not taken yet. `told`: all its members have ended, and it waits for the trainer."""
+    """A group that the trainer has not taken yet. `told`: all its members have ended, and it waits for the trainer."""
 
     name: str
     task: str
@@ -59,7 +60,10 @@ class GroupUnderWay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pacing:
-    """The worker's groups: drawn so far, taken by the trainer, under way (told ones included). `at`: when its journal was written last."""
+    """The worker's groups: `drawn` so far, taken by the trainer (`spent`), in progress (`open`, including `told` ones).
+
+    `at`: when the journal was last written.
+    """
 
     drawn: int
     spent: int
@@ -69,7 +73,7 @@ class Pacing:
 
 
 Recorded = Callable[[str, int], RolloutLine | None]
-"""Finds the line of a finished rollout by its group's name and its number in the group."""
+"""Returns a finished rollout, given its group's name and its number in the group."""
 
 
 class UnderWay:
@@ -92,7 +96,7 @@ class UnderWay:
         return self._lines.behind
 
     def pacing(self) -> Pacing:
-        """How many groups were drawn, and how many are in each state."""
+        """Return how many groups were drawn, and how many are in each state."""
         return Pacing(
             drawn=self._groups.drawn,
             spent=self._groups.spent,
@@ -102,7 +106,7 @@ class UnderWay:
         )
 
     def groups(self, recorded: Recorded, most: int = MOST_GROUPS) -> tuple[GroupUnderWay, ...]:
-        """Groups that the trainer has not taken, the newest first."""
+        """Return the groups that the trainer has not taken, newest first."""
         newest = sorted(self._groups.open, reverse=True)[:most]
         return tuple(self._shown(self._groups.open[number], recorded) for number in newest)
 
@@ -111,7 +115,7 @@ class UnderWay:
         return None if found is None else self._shown(found, recorded)
 
     def find(self, episode: str) -> tuple[RolloutLine, tuple[str, ...]] | None:
-        """A rollout of an open group, under way or ended, and its turns if it has ended; None if there is no such rollout."""
+        """Return a rollout of an open group, with its turns if it has ended; None if there is no such rollout."""
         for group in self._groups.open.values():
             if not episode.startswith(f"{group.name}."):
                 continue
@@ -135,7 +139,7 @@ class UnderWay:
         event = _event(line)
         if event is None:
             return False
-        if spot.name != self._name:  # another journal: the groups of the previous one are gone
+        if spot.name != self._name:  # another journal, so the groups of the previous one are gone
             token = str(event.get("token", ""))[:64]
             if token == self._groups.token and "lines" in event:
                 # the journal was rewritten: show the known groups until the new file is read
@@ -167,7 +171,7 @@ class UnderWay:
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
-    """A line parsed as an event; None if it is none."""
+    """Parse a line as an event; None if it is not one."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -176,13 +180,13 @@ def _event(line: bytes) -> dict[str, Any] | None:
 
 
 def _current(group: RolloutGroup, member: int, slot: GroupMember) -> RolloutLine:
-    """A member's newest rollout, which is not over, or the one that it waits for."""
+    """Return a member's newest rollout if it is in progress, or the one that it waits for."""
     state = "under way" if slot.begun > len(slot.failed) else "waiting"
     return _line(group, member, f"{group.name}.{member}.{max(0, slot.begun - 1)}", state, None)
 
 
 def _ended(group: RolloutGroup, member: int, outcome: RolloutOutcome) -> RolloutLine:
-    """A rollout of a member that is over."""
+    """Return a finished rollout of a member."""
     return _line(group, member, outcome.episode, "failed" if outcome.grade is None else "graded", outcome.grade)
 
 
@@ -200,19 +204,19 @@ def _line(group: RolloutGroup, member: int, episode: str, ended: str, grade: obj
     )
 
 
-# ---------------------------------------------------------------- rollouts that ended
+# ---------------------------------------------------------------- finished rollouts
 
 
 MOST_KEPT = 20_000
-"""How many of the newest rollouts are counted."""
+"""How many of the newest finished rollouts are counted."""
 _MOST_CHEATS = 20
 _MOST_ENDED_MEMBERS = 1_000_000
-_LATEST = 1e11  # a later time cannot be written as a date
+_LATEST = 1e11  # Unix seconds; a later time cannot be written as a date
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedRollout:
-    """A finished rollout, and the place of its line."""
+    """A finished rollout, and the position of its line."""
 
     line: RolloutLine
     taskset: str
@@ -220,7 +224,7 @@ class EndedRollout:
 
 
 class EndedRollouts:
-    """Folds lines of the record. A rollout that is recorded twice counts once, by its last line."""
+    """Folds the lines of finished rollouts. A rollout that is recorded twice counts once, by its last line."""
 
     def __init__(self, most: int = MOST_KEPT) -> None:
         self._most = most
@@ -232,10 +236,10 @@ class EndedRollouts:
         self.dropped = 0
 
     def take(self, lines: Iterable[tuple[Spot, bytes]]) -> None:
-        """Take in lines, oldest first. A line that is no record is counted in `bad`."""
+        """Add lines, oldest first. A line that is no record is counted in `bad`."""
         for spot, line in lines:
             record = record_of(line)
-            found = None if record is None else self._found(record, spot)
+            found = None if record is None else self._ended_rollout(record, spot)
             if found is None:
                 self.bad += 1
                 continue
@@ -261,12 +265,12 @@ class EndedRollouts:
         return (each.line for each in reversed(self._by_episode.values()))
 
     def of_group(self, name: str) -> list[RolloutLine]:
-        """The members of a group, in their order."""
+        """Return the members of a group, in order."""
         found = (self._by_episode[episode].line for episode in self._groups.get(name, ()))
         return sorted(found, key=lambda line: (line.member or 0, line.episode))
 
     def member(self, group: str, number: int) -> RolloutLine | None:
-        """A member of a group, by its last line."""
+        """Return a member of a group, from its last line."""
         found = (self._by_episode[episode].line for episode in reversed(self._groups.get(group, {})))
         return next((line for line in found if line.member == number), None)
 
@@ -278,7 +282,7 @@ class EndedRollouts:
             if not of_group:
                 del self._groups[gone.line.group]
 
-    def _found(self, record: Finished, spot: Spot) -> EndedRollout | None:
+    def _ended_rollout(self, record: Finished, spot: Spot) -> EndedRollout | None:
         if not record.episode or not record.task or not 0 <= record.at < _LATEST:
             return None
         member = record.member
@@ -302,14 +306,14 @@ class EndedRollouts:
         return EndedRollout(line=line, taskset=_name(record.taskset), spot=spot)
 
     def _policy(self, policy: PolicyVersion | None) -> PolicyVersion | None:
-        """One object for all equal policies; None (shown as a dash) for a number or hash that no trainer makes."""
+        """Intern a policy. Return None (shown as a dash) for a number or hash that no trainer produces."""
         if policy is None or not 0 <= policy.number < 1 << 53 or len(policy.hash) > _LONGEST_NAME:
             return None
         return self._policies.setdefault(policy, policy)
 
 
 def record_of(line: bytes) -> Finished | None:
-    """A line parsed as a record; None if it is none."""
+    """Parse a line as a record; None if it is not one."""
     try:
         return Finished.read(line.decode())
     except (UnicodeDecodeError, BadRequest):
@@ -317,5 +321,5 @@ def record_of(line: bytes) -> Finished | None:
 
 
 def _name(text: str) -> str:
-    """The text cut to a length limit, as one object for all equal texts."""
+    """Cut a text to a length limit, and intern it."""
     return sys.intern(text[:_LONGEST_NAME])

@@ -110,7 +110,7 @@ async def test_words_of_sql_are_names_like_others(in_postgres, name):
 
 
 def test_the_servers_own_tables_are_no_log(in_postgres):
-    with pytest.raises(BadConfig, match=r"no log of Ostinato's.*record\.namespace"):
+    with pytest.raises(BadConfig, match=r"not a log of Ostinato.*record\.namespace"):
         PostgresLog.open(in_postgres().model_copy(update={"namespace": "information_schema"}))
 
 

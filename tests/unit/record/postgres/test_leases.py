@@ -50,7 +50,7 @@ async def test_a_stale_holder_writes_no_row(stale):
         answers = await asyncio.gather(*(late.append(row) for row in (BATCH, EVENT, SIGNAL)), return_exceptions=True)
         for answer in answers:
             assert isinstance(answer, LeaseLost)
-            assert "another process is the train process" in str(answer)
+            assert "another process has become the train process" in str(answer)
             assert "token 1 is refused" in str(answer)
         assert await read(late) == []  # who only reads needs no role
         assert await log.append(BATCH) == 1
@@ -138,7 +138,7 @@ async def test_a_client_whose_clock_is_wrong_by_years_gets_and_keeps_nothing_by_
     with closing(PostgresRoles(config).take("train")) as holder:
         for years in (-30, 30):
             monkeypatch.setattr(time, "time", lambda years=years: 1.8e9 + years * 365 * DAY)
-            with pytest.raises(Conflict, match="is taken over"):
+            with pytest.raises(Conflict, match="can be taken over"):
                 PostgresRoles(config).take("train")
             with PostgresLog.open(config, wall_clock, token=holder.token) as log:
                 await log.append(replace(BATCH, step=100 + years))

@@ -82,12 +82,12 @@ async def test_a_log_with_other_rows_is_not_copied_to(tmp_path, in_postgres):
     with SqlLog.open(tmp_path / "a") as source, PostgresLog.open(config) as target:
         await source.append(*signals(3))
         await target.append(*signals(2, 7))
-        with pytest.raises(Conflict, match=r"row 2 .* is no row of this one"):
+        with pytest.raises(Conflict, match=r"row 2 .* is not a row of this one"):
             await copy_log(source, lambda first: PostgresLog.open(config, first=first), told)
 
 
 async def test_what_lies_under_keys_is_not_copied_in_the_clear(tmp_path, in_postgres):
     with SqlLog.open(tmp_path / "a", config=RecordConfig(encrypt=Encrypt.USER)) as source:
         await source.append(TURN)
-        with pytest.raises(BadConfig, match="encrypted with keys"):
+        with pytest.raises(BadConfig, match="encrypted with its own keys"):
             await copy_log(source, lambda first: PostgresLog.open(in_postgres(), first=first), told)

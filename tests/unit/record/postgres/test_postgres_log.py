@@ -306,7 +306,7 @@ def test_a_schema_of_another_program(in_postgres):
     config = in_postgres()
     sql(config, f"CREATE SCHEMA {config.namespace}")
     sql(config, "CREATE TABLE people (name text)")
-    with pytest.raises(BadConfig, match=r"no log of Ostinato's.*record\.namespace"):
+    with pytest.raises(BadConfig, match=r"not a log of Ostinato.*record\.namespace"):
         PostgresLog.open(config)
 
 

@@ -23,14 +23,14 @@ async def test_a_text_that_waited_for_another_gateways_token_in_vain_is_read_bac
         await log.append(SIGNAL, TURN)
         gateway.execute("BEGIN")
         gateway.execute("INSERT INTO pieces VALUES (1, 72, %s)", (text.encode(),))
-        step_back = log._appender._step_back
+        roll_back = log._appender._roll_back
 
         def refused_once():  # the server has answered LockNotAvailable
             refused.append(1)
             gateway.execute(end)
-            step_back()
+            roll_back()
 
-        monkeypatch.setattr(log._appender, "_step_back", refused_once)
+        monkeypatch.setattr(log._appender, "_roll_back", refused_once)
         assert await log.append(SPELT) == 3
         assert refused == [1]
         assert [row for _, row in await read(other)] == [SIGNAL, TURN, SPELT]
