@@ -342,7 +342,7 @@ def sandwich_of(layer: Any) -> tuple[RMSNorm, RMSNorm] | None:
 
 
 def _terms(norm: RMSNorm | None, like: NDArray[Any] | None = None) -> tuple[NDArray[Any], np.float32, bool]:
-    """Return a norm's weight [1, D], its epsilon, and whether it is zero-centred; without a norm, an empty weight [1, 0] of `like`'s dtype."""
+    """Return a norm's weight [1, D], epsilon, and whether it is zero-centred; without a norm, an empty weight [1, 0] of `like`'s dtype."""
     if norm is None:
         assert like is not None
         return np.empty((1, 0), like.dtype), np.float32(0.0), False
