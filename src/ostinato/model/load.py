@@ -37,7 +37,7 @@ from ostinato.core.places import cache_directory, expanded
 from ostinato.core.weights import Weights
 from ostinato.model import attention, experts, gguf_wheel, routing
 from ostinato.model.backend import OWN, ComputeBackend, mark
-from ostinato.model.checkpoint_validation import SEE, check_directory, read_config
+from ostinato.model.checkpoint_validation import SEE_MODELS, check_directory, read_config
 from ostinato.model.linear import replace_linears
 from ostinato.model.norms import replace_norms
 from ostinato.model.portable import make_portable
@@ -184,7 +184,7 @@ def check_agreement(file: Path, config: Any, make: Make, kernels: str = "own") -
             if place is not None:
                 _keep(place, config.model_type)
     except attention.Inexpressible as error:
-        raise BadConfig(f"models of type {config.model_type!r} are not supported: {error}; {SEE}") from error
+        raise BadConfig(f"models of type {config.model_type!r} are not supported: {error}; {SEE_MODELS}") from error
     _PASSED.add(key)
 
 
