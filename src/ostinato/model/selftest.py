@@ -179,7 +179,7 @@ def _compare(what: str, got: Tensor, want: Tensor, piece: SequencePiece) -> None
     if differing := int((got != want).sum()):
         raise BadConfig(
             f"exact mode cannot hold for this model: {differing} of {got.numel()} {what} of tokens {piece.start} to "
-            f"{piece.end - 1} differ between one pass and one with a cache in company; {REMEDY}"
+            f"{piece.end - 1} differ between one pass and passes with a KV cache beside another sequence; {REMEDY}"
         )
 
 
@@ -264,7 +264,7 @@ def examine(
             for autograd in dict.fromkeys((threads[0], count)):  # both parts run with every thread count
                 with team(count):
                     check_exact(model, pack=pack, team=autograd, block=block)
-        table.append("end to end: one pass, or cut up with a cache in company")
+        table.append("end to end: one pass, or chunks with a KV cache beside another sequence")
     except BadConfig as error:
         reason = str(error)
     ids = torch.arange(3)
