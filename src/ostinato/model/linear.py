@@ -32,7 +32,7 @@ from ostinato.model.kernels.int8_product import (
     MOST_INPUTS,
     OFFSET,
     int8_panel_products,
-    levels_in_line,
+    prepare_levels,
 )
 from ostinato.model.kernels.pairs import HAS_PAIRS
 from ostinato.model.kernels.processor import tiles_allowed
@@ -348,7 +348,7 @@ def sums(levels_MK: Tensor, words: Tensor, how: int) -> Tensor:
     raised = (F.pad(levels_MK, (0, whole - inputs)) + OFFSET).to(torch.uint8).numpy()
     ones, line = np.ones(rows, np.float32), np.empty((rows, whole), np.float32)
     out = np.empty((len(words), rows, PANEL), np.float32)
-    x, step = levels_in_line(raised, 0, rows, whole, how, line)
+    x, step = prepare_levels(raised, 0, rows, whole, how, line)
     for panel in range(len(words)):
         int8_panel_products(x, step, ones, 0, rows, whole, words[panel].data_ptr(), how, out[panel])
     return torch.from_numpy(out).movedim(0, 1).reshape(rows, -1)
