@@ -322,7 +322,7 @@ def _examined(config: Config, dtype: torch.dtype, threads: tuple[int, ...]) -> M
 def form(
     config: Config, path: Path, name: str, architecture: str, dtype: torch.dtype, trial: Callable[[], EngineForm]
 ) -> EngineForm:
-    """What a trial of the engine's form `name` finds about an architecture on this machine: as kept, or tried now (`fused.Keep`)."""
+    """What a trial of the engine's form `name` finds about an architecture on this machine: as kept, or tried now (`fused.TrialCache`)."""
     from ostinato.engine.embedded.fused import EngineForm
 
     about = hashlib.sha256(architecture.encode()).hexdigest()[:16]

@@ -58,7 +58,7 @@ bits_of = operation(lambda builder, value: builder.bitcast(value, ir.IntType(32)
 
 @inlined
 def exp(x):
-    """Return e to the power of x <= 0 to about 1 ulp: Cody-Waite reduction and a Taylor polynomial of degree 7; 0 below -87, NaN for NaN."""
+    """Return exp x for x <= 0 to about 1 ulp: Cody-Waite reduction and a Taylor polynomial of degree 7; 0 below -87, NaN for NaN."""
     shifted = fma(x, LOG2E, ROUND)
     n = shifted - ROUND
     r = fma(n, -LN2_LOW, fma(n, -LN2_HIGH, x))
