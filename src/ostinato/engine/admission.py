@@ -56,7 +56,7 @@ def check_request(request: Generate, *, context: int, vocab_size: int, steers: S
             field="top_logprobs",
         )
     if request.within_s is not None and math.isnan(request.within_s):
-        raise BadRequest("within_s is no number; send seconds, or nothing.", field="within_s")
+        raise BadRequest("within_s is not a number; send seconds, or leave it out.", field="within_s")
     _check_sampling(request.sampling, vocab_size)
     if request.steering is not None:
         _check_steering(request.steering, vocab_size, request.sampling, steers=steers)

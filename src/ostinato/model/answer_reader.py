@@ -84,7 +84,7 @@ def format_for(
     family = next((family for family in _FAMILIES if all(mark in chat_template for mark in family.marks)), None)
     if declared is not None:
         if not isinstance(declared, Mapping):
-            raise BadConfig("the tokenizer's response_template is none: it must be a JSON object")
+            raise BadConfig("the tokenizer's response_template is invalid: it must be a JSON object")
         format = _compiled(dict(declared), control, ends, family)
         if not any(_holds_text(field) for field in (*format.calls, *format.reasoning, *format.text)):
             return format
@@ -123,7 +123,7 @@ def _compiled(
         ending = {name: _without_end(field) for name, field in spec["fields"].items()}
         fields = load_response_template({**spec, "fields": ending}).fields.values()
     except (ValueError, TypeError) as error:
-        raise BadConfig(f"the tokenizer's response_template is none: {error}") from error
+        raise BadConfig(f"the tokenizer's response_template is invalid: {error}") from error
     opened = [field for field in fields if field.open_re is not None]
     shown = [spec["fields"][field.name] for field in opened]
     delimiters = json.dumps(shown, ensure_ascii=False).replace("\\", "")

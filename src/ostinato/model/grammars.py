@@ -197,7 +197,7 @@ class GrammarTrial:
         self._stop()
         _LOG.warning("a grammar of %d characters took more than it may, and is refused", len(grammar))
         limits = f"{COMPILE_S:g} s or {MEMORY_BYTES >> 20} MiB"
-        return f"{REFUSED}its grammar takes more than {limits} to make; ask for less.", until
+        return f"{REFUSED}its grammar takes more than {limits} to compile; ask for less.", until
 
     def _start(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "ostinato.model.grammar_child"]
@@ -211,7 +211,7 @@ class GrammarTrial:
         if not ready:
             self._stop()
             raise Unavailable(
-                "formats and demanded calls cannot be checked: the process that does did not start; its output says why"
+                "formats and demanded calls cannot be checked: the process that checks them did not start; its output says why"
             )
         return process
 

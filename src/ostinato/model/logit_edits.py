@@ -75,7 +75,7 @@ class LogitEditor:
         if not sampling.grammar:
             return cls(sampling, None)
         if grammars is None:
-            raise BadRequest("this engine cannot hold an answer to a form; send tool_choice 'auto' and no format")
+            raise BadRequest("this engine cannot enforce a grammar; send tool_choice 'auto' and no format")
         return cls(sampling, grammars.matcher(sampling.grammar), partial(grammars.forget, sampling.grammar))
 
     def copy(self) -> LogitEditor:

@@ -118,7 +118,9 @@ def grammar_of(
             field="tool_choice",
         )
     if conversation.continued and (demand.schema is not None or demand.calls):
-        raise BadRequest("nothing can be demanded of an answer that goes on with a message", field="messages")
+        raise BadRequest(
+            "an answer that continues a message cannot be constrained; demand no format and no call", field="messages"
+        )
     for schema in (demand.schema, *(tool.parameters for tool in conversation.tools if tool.name in demand.calls)):
         if schema is not None:
             check_schema(schema)

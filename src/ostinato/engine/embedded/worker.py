@@ -539,7 +539,7 @@ class EngineThread(threading.Thread):
     def _append(self, sample: Generation, token: int, logprob: float, tops: Tops, nucleus: bytes) -> None:
         if sample.editor is not None and (why := sample.editor.take(token)):  # takes stop tokens too
             # only the first line: the compiler's message quotes the whole grammar, which is the client's text
-            _LOG.warning("request %s: its grammar cannot go on: %.120s", sample.request.id, why.partition("\n")[0])
+            _LOG.warning("request %s: its grammar's matcher failed: %.120s", sample.request.id, why.partition("\n")[0])
             # sampled tokens always pass the mask, so the matcher has reached its own limits; the token is dropped
             self._emit(sample, Finish.GRAMMAR)
             return
@@ -552,7 +552,7 @@ class EngineThread(threading.Thread):
 
     def _end_not_finite(self, sample: Generation) -> None:
         """End a sample whose states or logits are not finite, and wipe its blocks."""
-        _LOG.error("request %s: the numbers are not finite; the stream ends", sample.request.id)
+        _LOG.error("request %s: its states or logits are not finite; the stream ends", sample.request.id)
         if self._store is not None:
             self._store.wipe(self.scheduler.forget_blocks(sample))
         self._emit(sample, Finish.ERROR)

@@ -539,7 +539,7 @@ class VllmEngine:
                 raise failure or error from None
             if failure is not None:
                 self._counts["retries"] += 1
-                _LOG.warning("request %s is asked of %s: %s", request.id, replica.server.url, failure)
+                _LOG.warning("request %s is retried at %s: %s", request.id, replica.server.url, failure)
             tried.append(replica)
             policy, lent = self._fleet.policy_of(replica, request.slot), replica.loan is not None
             stream = VllmStream(request.slot, request.n, replica, policy, lent)
@@ -616,7 +616,7 @@ class VllmEngine:
         for stream in self._streams:
             if stream.replica is replica and stream.pump is not None and not stream.pump.done():
                 stream.pump.cancel()
-                stream.events.put_nowait(Unavailable(f"{replica.server.url} was wanted back for people; ask again."))
+                stream.events.put_nowait(Unavailable(f"{replica.server.url} was recalled for people; ask again."))
                 cut += stream.samples if stream.said else 0
         return cut
 

@@ -221,7 +221,7 @@ class VllmFleet:
     def policy_of(self, replica: Replica, slot: str) -> PolicyVersion:
         """Return the version that makes a replica's tokens, under the slot's own number for it if the slot holds it."""
         own = self.slots.get(slot)
-        assert replica.policy is not None, "nobody is sent to a server without a version"
+        assert replica.policy is not None, "no request is sent to a server without a version"
         return own if own is not None and own.hash == replica.policy.hash else replica.policy
 
     async def load(self, slot: str, policy: PolicyVersion) -> tuple[float, list[Replica]]:
@@ -374,7 +374,7 @@ class VllmFleet:
             loaded()
 
         if replica.driving.busy:
-            raise NotStaged(f"{replica.server.url} fetches something else than {policy}")
+            raise NotStaged(f"{replica.server.url} fetches another version than {policy}")
         replica.swapping = True
         try:
             async with replica.driving:
@@ -494,8 +494,8 @@ class VllmFleet:
             if replica.loan is not None:
                 _LOG.info("%s goes to %s (%s)", replica.server.url, slot, policy)
             else:
-                why = f"serves {served}" if served != policy.hash else "did not end its last swap well"
-                _LOG.warning("%s %s: it is given %s again", replica.server.url, why, policy)
+                why = f"serves {served}" if served != policy.hash else "did not complete its last swap"
+                _LOG.warning("%s %s: it loads %s again", replica.server.url, why, policy)
             await self._swap(replica, policy, lambda: replica.serve(slot))
 
     def _due(self, replica: Replica) -> tuple[str, PolicyVersion] | None:
@@ -543,7 +543,7 @@ class VllmFleet:
             names = {url.rstrip("/") for url in self._draining()}
         except OSError as error:
             if str(error) != self._draining_error:
-                _LOG.error("which servers drain cannot be read, and stays as it was: %s", error)
+                _LOG.error("the list of draining servers cannot be read, and stays as it was: %s", error)
             self._draining_error = str(error)
             return
         self._draining_error = ""

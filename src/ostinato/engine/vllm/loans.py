@@ -155,7 +155,7 @@ class Loans:
         except TimeoutError:
             cut = self._cut(replica)
             self.cut_off += cut
-            _LOG.info("%s is wanted back: %d samples are cut off", replica.server.url, cut)
+            _LOG.info("%s is recalled: %d samples are cut off", replica.server.url, cut)
 
     async def _ended(self, replica: Replica) -> None:
         while self._running("")[replica]:

@@ -216,7 +216,7 @@ def _array(text: str) -> NDArray[np.integer]:
             raise ValueError(f"{len(data)} bytes for {shape} of {dtype}")
         return np.frombuffer(data, dtype).reshape(shape)
     except _BAD_HEADER as error:
-        raise BadRoutes(f"what the vLLM server says of experts is not understood: {error}", reason="corrupt") from error
+        raise BadRoutes(f"the vLLM server's routed_experts are not understood: {error}", reason="corrupt") from error
 
 
 def _read(kind: type[M], body: bytes) -> M:
@@ -338,7 +338,7 @@ class OpenAnswer:
         ]
         if reported != sample.spans():
             _LOG.error(
-                "request %s: its tokens were made by %s, says the server, and not by %s; the answer ends as an error",
+                "request %s: the server says that its tokens were made by %s, not by %s; the answer ends as an error",
                 self._request.id,
                 reported or "versions that it does not name",
                 sample.spans(),
