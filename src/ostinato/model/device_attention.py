@@ -89,7 +89,7 @@ class MaskedAttention:
         def mask(batch: Tensor, head: Tensor, q: Tensor, kv: Tensor) -> Tensor:
             del batch, head
             seen = sees(q, kv)
-            # so written, only booleans take Q x S memory
+            # written so that only booleans take Q x S memory
             return seen & (queries_Q[q] < keys_S[kv] + window) if window else seen
 
         return mask

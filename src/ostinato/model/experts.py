@@ -136,9 +136,8 @@ def _activation_of(mlp: nn.Module) -> Activation | None:
         for parameter in layer.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=source, dtype=torch.float32))
         setattr(theirs, name, layer)
-    x = (
-        torch.randn(5, 8, generator=source, dtype=torch.float32) * 3
-    )  # explicit dtype: another thread may change the default
+    # explicit dtype: another thread may change the default
+    x = torch.randn(5, 8, generator=source, dtype=torch.float32) * 3
     try:
         expected = theirs(x)
     except (TypeError, ValueError, RuntimeError, AttributeError):

@@ -465,9 +465,8 @@ class VllmFleet:
             return
         promised = self._promised.get(replica)
         if promised is not None and replica.may_serve(promised):
-            await asyncio.sleep(
-                _CHECK_S
-            )  # it is staging another version, which must not be replaced before it is loaded
+            # it is staging another version, which must not be replaced before it is loaded
+            await asyncio.sleep(_CHECK_S)
             return
         await self._restore(replica, due, seen, served)
 
