@@ -315,7 +315,7 @@ def shapes_of(model: nn.Module) -> list[MatrixShape]:
 
 
 def _multiplies(module: nn.Module) -> bool:
-    """True for linear layers and routers; an embedding is only looked up, and the test of whole layers covers Conv1D."""
+    """Return True for linear layers and routers; an embedding is only looked up, and the test of whole layers covers Conv1D."""
     return isinstance(module, nn.Linear) or hasattr(module, "top_k")
 
 

@@ -232,11 +232,11 @@ class TorchEngine:
         return {slot: policy.version for slot, policy in self._running().policies.copy().items()}
 
     def numerics(self) -> str:
-        """The numerics contract's id; "" without a contract."""
+        """Return the numerics contract's id; "" without a contract."""
         return "" if self._contract is None else self._contract.id
 
     def contract(self) -> Contract | None:
-        """The numerics contract, as given."""
+        """Return the numerics contract, if there is one."""
         return self._contract
 
     def capabilities(self) -> Capabilities:

@@ -321,7 +321,7 @@ class Scheduler:
         return sample
 
     def _has_row(self) -> bool:
-        """True if a sample may start: a row is free, or a client without running samples may take one from a client with several."""
+        """Return whether a sample may start: a row is free, or a client without running samples may take one from a client with several."""
         return len(self.running) < self._rows or (self.waiting.newcomer and self.waiting.most > 1)
 
     def _requeue(self, sample: Generation) -> None:
