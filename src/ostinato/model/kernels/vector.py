@@ -293,7 +293,7 @@ def fetch(typingctx: Any, array: Any, first: Any) -> Any:
 
 @inlined
 def exp16(x):
-    """`arithmetic.exp` in every lane."""
+    """Compute `arithmetic.exp` in every lane."""
     shifted = fma16(x, all16(LOG2E), all16(ROUND))
     n = sub16(shifted, all16(ROUND))
     r = fma16(n, all16(np.float32(-LN2_LOW)), fma16(n, all16(np.float32(-LN2_HIGH)), x))
