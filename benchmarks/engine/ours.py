@@ -29,7 +29,7 @@ from ostinato.engine.embedded import form
 from ostinato.engine.embedded.engine import TorchEngine
 from ostinato.engine.embedded.form import Int8Linear, prepack
 from ostinato.model.backend import OWN, ComputeBackend
-from ostinato.model.linear import Integers, find
+from ostinato.model.linear import Integers, choose_integers
 from ostinato.model.load import build, empty_model, load_model
 from ostinato.model.numerics import contract
 from ostinato.model.renderer import HFRenderer
@@ -114,7 +114,9 @@ def arithmetic(path: Path, mode: Mode, device: str = "cpu") -> Contract:
 @cache
 def whole(path: Path) -> Integers:
     """The integer kernels that the engine's int8 products use."""
-    return find(shape.inputs for shape in shapes_of(empty_model(path, torch.float32, shallow=True).base_model))
+    return choose_integers(
+        shape.inputs for shape in shapes_of(empty_model(path, torch.float32, shallow=True).base_model)
+    )
 
 
 def first_snapshot(path: Path) -> Snapshot:

@@ -27,7 +27,7 @@ from benchmarks.weights.links_trainer import warm
 
 from ostinato.core.records import PolicyVersion
 from ostinato.core.weights import WeightArray, Weights
-from ostinato.model.cpu import give_back
+from ostinato.model.cpu import trim_heap
 from ostinato.weights.follow.follower import Follower, FollowerConfig
 from ostinato.weights.publish.publisher import PublisherConfig, VersionPublisher
 from ostinato.weights.store.directory import DirectoryStore
@@ -42,7 +42,7 @@ def resident(name: str) -> float:
 def forget_peak() -> None:
     """Reset VmHWM, after returning free heap pages to the system so that their reuse cannot hide new allocations."""
     gc.collect()
-    give_back()
+    trim_heap()
     Path("/proc/self/clear_refs").write_text("5")
 
 

@@ -22,7 +22,7 @@ from ostinato.core.seams import Engine
 from ostinato.core.weights import Snapshot, WeightArray
 from ostinato.engine.embedded.engine import TorchEngine
 from ostinato.model.backend import ComputeBackend
-from ostinato.model.linear import find
+from ostinato.model.linear import choose_integers
 from ostinato.model.numerics import contract as contract_of
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.tiny_engine import tiny_engine, tiny_snapshot
@@ -43,7 +43,7 @@ async def started(kind, directory):
         yield fake, []
         await fake.close()
     elif kind == "embedded, int8":
-        integers = find([64, 128])
+        integers = choose_integers([64, 128])
         contract = contract_of(torch.float32, "fast", threads=1, block=16, quantisation=integers.name)
         async with tiny_engine(directory, integers=integers, contract=contract) as tiny:
             yield tiny.engine, []

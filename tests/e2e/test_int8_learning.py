@@ -9,7 +9,7 @@ from ostinato.core.records import PolicyVersion, Sampling, Span
 from ostinato.core.weights import Snapshot
 from ostinato.engine.config import EngineConfig
 from ostinato.model.attention import CausalAttend, hidden, logits
-from ostinato.model.linear import find
+from ostinato.model.linear import choose_integers
 from ostinato.model.load import build
 from ostinato.model.numerics import contract
 from ostinato.testing.records import a_sample, a_turn
@@ -70,7 +70,7 @@ def gained(before, after, given) -> float:
 
 
 async def test_steps_on_rounded_rollouts_learn_and_say_how_far_apart_the_arithmetics_are(tmp_path):
-    integers = find([64, 128])
+    integers = choose_integers([64, 128])
     rounded = contract(torch.float32, "fast", threads=1, block=16, quantisation=integers.name)
     plain = contract(torch.float32, "fast", threads=1, block=16)
     assert rounded.id != plain.id

@@ -14,7 +14,7 @@ from ostinato.engine.embedded.form import Int8Linear
 from ostinato.model.kernels.int8_product import INT8, integer_sums, possible_instructions
 from ostinato.model.kernels.quantize import rotate, to_levels
 from ostinato.model.kernels.vector import PANEL
-from ostinato.model.linear import find, int8_words, quantised, sums
+from ostinato.model.linear import choose_integers, int8_words, quantised, sums
 from ostinato.model.paged import array
 
 torch.set_num_threads(1)
@@ -166,7 +166,7 @@ def test_a_layer_is_whole_numbers_between_two_roundings(seed, inputs, rows, bias
 
 @cache
 def found(inputs):
-    return find([inputs])
+    return choose_integers([inputs])
 
 
 # ---------------------------------------------------------------- exact sums

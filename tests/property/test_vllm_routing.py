@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.engine.vllm.engine import BLOCK, BOUND, Trails, links, route
+from ostinato.engine.vllm.engine import BLOCK, BOUND, SentPrefixes, links, route
 
 KEY = b"one version and one salt"
 NAMES = st.lists(st.sampled_from([f"http://{host}" for host in "abcdefgh"]), min_size=1, max_size=8, unique=True)
@@ -20,11 +20,11 @@ def to(names, chain, running, known=None, samples=1):
 @given(NAMES, st.lists(st.tuples(PROMPTS, st.booleans()), max_size=60))
 def test_no_replica_has_more_than_its_bound_of_single_samples(names, story):
     """The bound holds for who is given a request; one that others left behind with more is given nothing."""
-    trails, running = Trails(), dict.fromkeys(names, 0)
+    sent, running = SentPrefixes(), dict.fromkeys(names, 0)
     for prompt, ends in story:
         chain = links(KEY, prompt)
-        name = to(names, chain, running, {each: trails.known(each, chain) for each in names})
-        trails.send(name, chain)
+        name = to(names, chain, running, {each: sent.known(each, chain) for each in names})
+        sent.send(name, chain)
         running[name] += 1
         assert running[name] <= math.ceil(BOUND * sum(running.values()) / len(names))
         if ends and any(running.values()):
@@ -69,15 +69,15 @@ def test_links_are_shared_exactly_as_far_as_whole_blocks_are(one, two):
 def test_a_conversation_stays_where_it_is_and_a_shared_beginning_is_no_reason_to_crowd():
     """All begin with the same long text. Once every replica knows it, later turns go where their own part is known."""
     names, system = [f"http://{host}" for host in "abcd"], list(range(4 * BLOCK))
-    trails, idle, homes = Trails(), dict.fromkeys("", 0), {}
+    sent, idle, homes = SentPrefixes(), dict.fromkeys("", 0), {}
     for name in names:
-        trails.send(name, links(KEY, system))
+        sent.send(name, links(KEY, system))
     idle = dict.fromkeys(names, 0)
     for turn in range(1, 4):
         for user in range(32):
             chain = links(KEY, [*system, *[1000 + user] * (turn * BLOCK)])
-            name = to(names, chain, idle, {each: trails.known(each, chain) for each in names})
-            trails.send(name, chain)
+            name = to(names, chain, idle, {each: sent.known(each, chain) for each in names})
+            sent.send(name, chain)
             assert homes.setdefault(user, name) == name
     assert set(homes.values()) == set(names)
 
@@ -92,8 +92,8 @@ def test_the_most_known_wins_over_the_hash_until_it_has_too_much_to_do():
 
 
 def test_what_was_sent_long_ago_is_forgotten_the_end_of_a_prompt_before_its_beginning():
-    trails, chain = Trails(kept=4), links(KEY, range(3 * BLOCK))
-    trails.send("http://a", chain)
-    trails.send("http://a", links(KEY, range(1000, 1000 + 2 * BLOCK)))
-    assert trails.known("http://a", chain) == 2
-    assert trails.known("http://b", chain) == 0
+    sent, chain = SentPrefixes(kept=4), links(KEY, range(3 * BLOCK))
+    sent.send("http://a", chain)
+    sent.send("http://a", links(KEY, range(1000, 1000 + 2 * BLOCK)))
+    assert sent.known("http://a", chain) == 2
+    assert sent.known("http://b", chain) == 0

@@ -322,7 +322,7 @@ def _examined(config: Config, dtype: torch.dtype, threads: tuple[int, ...]) -> M
 def form(
     config: Config, path: Path, name: str, architecture: str, dtype: torch.dtype, trial: Callable[[], EngineForm]
 ) -> EngineForm:
-    """Return the result of a trial of the engine's form `name` for an architecture on this machine: cached, or tried now (`fused.Keep`)."""
+    """Return the result of a trial of the engine's form `name` for an architecture on this machine: cached, or run now (`fused.TrialCache`)."""
     from ostinato.engine.embedded.fused import EngineForm
 
     about = hashlib.sha256(architecture.encode()).hexdigest()[:16]
@@ -335,7 +335,7 @@ def _integers(path: Path) -> Integers:
     import torch
 
     from ostinato.engine.embedded.form import NO_LINEARS, check_dense
-    from ostinato.model.linear import find
+    from ostinato.model.linear import choose_integers
     from ostinato.model.load import empty_model
     from ostinato.model.selftest import shapes_of
 
@@ -344,7 +344,7 @@ def _integers(path: Path) -> Integers:
     widths = {shape.inputs for shape in shapes_of(model.base_model)}
     if not widths:
         raise BadConfig(NO_LINEARS)
-    return find(widths)
+    return choose_integers(widths)
 
 
 async def stamp(log: Log, contract: Contract) -> None:

@@ -1,6 +1,4 @@
-"""The rules that every engine keeps: which requests are admitted, what text a token adds, which requests may share a cached prefix, and
-how the pauses of swaps are told.
-"""
+"""Rules shared by all engines: request validation and admission control, text per token, prefix-cache keys, and swap pause statistics."""
 
 from __future__ import annotations
 
@@ -22,19 +20,19 @@ Steers = Literal["no", "static", "exact"]
 MAX_SAMPLES = 128
 MAX_STOPS = 16
 MAX_TOPS = 20
-MAX_TOPS_OF_ALL = 128  # per position, summed over n answers: they are held in memory until the answers are sent
+MAX_TOPS_OF_ALL = 128  # per position, summed over the n answers: all stay in memory until the answers are sent
 MAX_PENALTY = 2.0
 MAX_BIAS = 100.0
 MAX_BIASES = 1024
 
 
 def check_request(request: Generate, *, context: int, vocab_size: int, steers: Steers = "no") -> None:
-    """Refuse a request that the engine could not serve in any state.
+    """Validate a request; refuse one that the engine can never serve, however idle it is.
 
     Args:
         request: the request.
-        context: the most tokens (prompt and answer together) that the model can hold.
-        vocab_size: prompt ids lie in [0, vocab_size).
+        context: the model's context length: the most tokens of a prompt and its answer together.
+        vocab_size: prompt ids must lie in [0, vocab_size).
         steers: how the engine can steer answers (`Capabilities.steers`).
 
     Raises:
@@ -58,7 +56,7 @@ def check_request(request: Generate, *, context: int, vocab_size: int, steers: S
             field="top_logprobs",
         )
     if request.within_s is not None and math.isnan(request.within_s):
-        raise BadRequest("within_s is no number; send seconds, or nothing.", field="within_s")
+        raise BadRequest("within_s is not a number; send seconds, or leave it out.", field="within_s")
     _check_sampling(request.sampling, vocab_size)
     if request.steering is not None:
         _check_steering(request.steering, vocab_size, request.sampling, steers=steers)
@@ -77,11 +75,11 @@ def check_loaded(slot: str, loaded: Collection[str]) -> None:
 
 
 def check_score(ids: Sequence[int], start: int, *, most: int, vocab_size: int) -> None:
-    """Refuse to score ids[start:] if the engine could not in any state.
+    """Validate a request to score ids[start:]; refuse one that the engine can never serve.
 
     Raises:
         TooLarge: there are more than `most` ids.
-        BadRequest: `start` lies outside [1, len(ids)], or an id outside [0, vocab_size).
+        BadRequest: `start` lies outside [1, len(ids)], or an id lies outside [0, vocab_size).
     """
     if not 1 <= start <= len(ids):
         raise BadRequest(f"start is {start}; it must lie in [1, {len(ids)}].", field="start")
@@ -92,7 +90,7 @@ def check_score(ids: Sequence[int], start: int, *, most: int, vocab_size: int) -
 
 
 def check_room(samples: int, running: int, most: int) -> None:
-    """Raise Overloaded if so many more samples than the `running` ones are open beyond `most`, TooLarge if they never fit."""
+    """Admission control: raise Overloaded if `samples` more beside the `running` ones would exceed `most`, TooLarge if they never fit."""
     if samples > most:
         raise TooLarge(f"n is {samples}, and engine.max_waiting lets {most} samples be open at once.", field="n")
     if running + samples > most:
@@ -156,9 +154,9 @@ def _check_steering(asked: Steering, vocab_size: int, sampling: Sampling, *, ste
 
 
 def shown(stream: TextStream, token: int, stop_ids: Set[int], *, last: bool) -> tuple[str, Finish | None]:
-    """Feed a token to its answer's text. Returns the text that may be shown now, and the finish if the answer ends.
+    """Feed one sampled token to the answer's text stream; return the text that may be shown now, and the finish reason if the answer ends.
 
-    `last`: the token uses up `max_tokens`. A stop token ends the answer without being fed; no part of a stop string is shown.
+    `last`: the token uses up `max_tokens`. A stop token ends the answer and adds no text. No part of a stop string is shown.
     """
     if token in stop_ids:
         return stream.flush(), Finish.STOP
@@ -169,22 +167,22 @@ def shown(stream: TextStream, token: int, stop_ids: Set[int], *, last: bool) -> 
     return text, Finish.STOP if stream.stopped else finish
 
 
-# ---------------------------------------------------------------- prefixes
+# ---------------------------------------------------------------- prefix cache
 
 
 def prefix_key(policy: str, salt: str) -> bytes:
-    """A 16-byte key for a policy's hash and a cache salt: computed prefixes may be shared only under the same key.
+    """Return the 16-byte prefix-cache key of a policy's hash and a cache salt. Only requests with equal keys may share cached prefixes.
 
     Example: ``prefix_key("9f2c", "acme") != prefix_key("9f2c", "evil")``
     """
     return blake2b(len(policy).to_bytes(4, "little") + policy.encode() + salt.encode(), digest_size=16).digest()
 
 
-# ---------------------------------------------------------------- pauses
+# ---------------------------------------------------------------- swap pauses
 
 
 def pause_stats(pauses: Sequence[float]) -> dict[str, float]:
-    """The last pause, the median and the 99th percentile of the pauses of swaps, in seconds; 0 before the first."""
+    """Return the last, the median and the 99th percentile of the pauses at weight swaps, in seconds; 0 before the first swap."""
     ordered = sorted(pauses) or [0.0]
     return {
         "last_pause_s": pauses[-1] if pauses else 0.0,

@@ -1,4 +1,4 @@
-"""The choice of the engine, and its sizes."""
+"""Configuration of the engine: which kind generates tokens, and its sizes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-_CHUNK, _GPU_CHUNK = 256, 4096  # on a GPU a step with few tokens takes as long as its launches
+_CHUNK, _GPU_CHUNK = 256, 4096  # on a GPU, kernel launches dominate a step with few tokens
 
 
 class EngineConfig(BaseModel, frozen=True, extra="forbid"):
-    """The choice of the engine, and its sizes. vLLM servers are sized by their own options: with them only `max_waiting`,
-    `recompute_on_swap`, `urls`, `replicas`, `connect_s`, `silence_s` and `weights_seen_as` apply.
+    """Settings of the engine. vLLM servers take their sizes from their own options; with them only `max_waiting`, `recompute_on_swap`,
+    `urls`, `replicas`, `connect_s`, `silence_s` and `weights_seen_as` apply.
     """
 
     kind: Literal["embedded", "vllm"] = Field(
@@ -84,7 +84,7 @@ class EngineConfig(BaseModel, frozen=True, extra="forbid"):
     )
 
     def chunk_on(self, device: str) -> int:
-        """`prefill_chunk`, or its default on this device."""
+        """Return `prefill_chunk`, or its default for this device."""
         return self.prefill_chunk or (_CHUNK if device == "cpu" else _GPU_CHUNK)
 
     @model_validator(mode="after")

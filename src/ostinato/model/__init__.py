@@ -1,1 +1,1 @@
-"""Load a Hugging Face causal LM; attention rules; messages <-> tokens."""
+"""The model: loading a Hugging Face causal LM, attention and kernels, chat templates, grammars, and parsing of answers."""

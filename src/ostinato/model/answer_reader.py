@@ -1,8 +1,7 @@
-"""A streaming parser of answers: splits one into text, reasoning and tool calls while it is sampled, without losing any of it.
+"""A streaming parser of answers: splits an answer into text, reasoning and tool calls while it is sampled, without losing any of it.
 
-How the families of models write reasoning and calls is declared in response templates, as transformers defines them. If a tokenizer
-declares its own (`response_template` in its configuration), that is used; otherwise the family is recognised by marks in the chat
-template.
+How a model family writes reasoning and calls is declared in a response template, as defined by transformers. A tokenizer's own template
+(`response_template` in its configuration) takes precedence; otherwise the family is recognised by marks in the chat template.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from ostinato.core.errors import BadConfig
 from ostinato.core.records import MAX_PARSED_CALLS, ParsedCall
 from ostinato.model.response_constraints import Wording
 
-# ---------------------------------------------------------------- families' formats
+# ---------------------------------------------------------------- formats of model families
 
 
 # ruff: noqa: RUF001  # DeepSeek delimits with characters that look like others
@@ -34,12 +33,12 @@ _END = re.compile(r"(^|\|)(\\Z|\$)$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """The regions that an answer may have. `markers` are the control tokens among their delimiters, which must stay visible.
+    """The syntax of a model's answers: the regions for calls, reasoning and text, and their delimiters.
 
-    `opener` is a regular expression of what every call holds, "" if that is unknown: what may not be sampled where calls are forbidden.
-    `ending` names the regions that the answer's end closes too; `ends` are control tokens that end an answer, and a region with it,
-    but are not shown. `wording` is how calls are written, if they can be demanded; None if that is unknown. `marks` begin a call: where
-    no region follows, it is malformed.
+    `markers`: the control tokens among the delimiters, which decoding must show. `ending`: the regions that the end of the answer also
+    closes. `ends`: the control tokens that end an answer, and a region with it, but are not shown. `wording`: the syntax of calls, for
+    demanding them; None if unknown. `marks`: texts that begin a call; where no call region follows, the call is malformed. `opener`: a
+    regular expression that matches in every call, which is forbidden where calls are; "" if unknown.
 
     Example: ``HERMES.calls[0].open_re.pattern == "<tool_call>"``
     """
@@ -56,11 +55,11 @@ class Format:
 
     @property
     def openings(self) -> frozenset[str]:
-        """The fixed texts that tool calls begin with."""
+        """The fixed texts with which tool calls begin."""
         return frozenset(self.marks).union(*(field.open_literals or () for field in self.calls))
 
     def opens_call(self, text: str) -> bool:
-        """True if a tool call, or a malformed attempt at one, begins in the text."""
+        """Return whether a tool call, or a malformed attempt at one, begins in the text."""
         opens = (field.open_re for field in self.calls)
         return any(mark in text for mark in self.marks) or any(found and found.search(text) for found in opens)
 
@@ -71,10 +70,10 @@ def format_for(
     declared: object = None,
     ends: Collection[str] = (),
 ) -> Format:
-    """The format of a model: what its tokenizer declares, if it can be streamed, else that of its family, else Hermes.
+    """Return the format of a model: the one that its tokenizer declares, if it can be streamed, else its family's, else Hermes.
 
     Args:
-        chat_template: the model's, by which its family is recognised.
+        chat_template: the model's chat template, by which its family is recognised.
         control: the tokenizer's control tokens.
         declared: the tokenizer's own response template.
         ends: the control tokens that end an answer.
@@ -85,7 +84,7 @@ def format_for(
     family = next((family for family in _FAMILIES if all(mark in chat_template for mark in family.marks)), None)
     if declared is not None:
         if not isinstance(declared, Mapping):
-            raise BadConfig("the tokenizer's response_template is none: it must be a JSON object")
+            raise BadConfig("the tokenizer's response_template is invalid: it must be a JSON object")
         format = _compiled(dict(declared), control, ends, family)
         if not any(_holds_text(field) for field in (*format.calls, *format.reasoning, *format.text)):
             return format
@@ -94,15 +93,15 @@ def format_for(
 
 
 def _holds_text(field: ResponseTemplateField) -> bool:
-    """True for a region that may begin in any text: all text would be held back, and searched again for every token."""
+    """Return whether a region's opening pattern can begin in any text: all text would be held back, and rescanned for every token."""
     found = field.open_re.search("a word " * 20, partial=True)
     return found is not None and found.start() < 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Family:
-    """A family is recognised by `marks` in its chat template, and the beginning of its calls, however they go on, by `begins`. `opener`: a
-    regular expression of what each of its calls holds.
+    """A model family, recognised by `marks` in its chat template. `fields`: the regions of its response template. `begins`: the text with
+    which its calls begin, well-formed or not. `opener`: a regular expression that matches in every call.
     """
 
     marks: tuple[str, ...]
@@ -120,11 +119,11 @@ def _compiled(
     spec: Json, control: Collection[str], ends: Collection[str] = (), family: _Family | None = None
 ) -> Format:
     try:
-        load_response_template(spec)  # checks the unchanged template
+        load_response_template(spec)  # validates the unchanged template
         ending = {name: _without_end(field) for name, field in spec["fields"].items()}
         fields = load_response_template({**spec, "fields": ending}).fields.values()
     except (ValueError, TypeError) as error:
-        raise BadConfig(f"the tokenizer's response_template is none: {error}") from error
+        raise BadConfig(f"the tokenizer's response_template is invalid: {error}") from error
     opened = [field for field in fields if field.open_re is not None]
     shown = [spec["fields"][field.name] for field in opened]
     delimiters = json.dumps(shown, ensure_ascii=False).replace("\\", "")
@@ -144,13 +143,13 @@ def _compiled(
 
 
 def _opener(calls: Sequence[Json]) -> str:
-    """A regular expression of how a declared template's calls begin; "" if one of them begins with a pattern."""
+    """Return a regular expression for the beginnings of a declared template's calls; "" if one of them begins with a pattern."""
     opens = [re.escape(field["open"]).replace("/", r"\/") for field in calls if isinstance(field.get("open"), str)]
     return "|".join(opens) if len(opens) == len(calls) else ""
 
 
 def _without_end(field: Json) -> Json:
-    """A region's field without the answer's end in its closing pattern: with it, the reader would not wait for a partial delimiter."""
+    """Remove the answer's end from a region's closing pattern: with it, the reader would not wait for the rest of a partial delimiter."""
     pattern = _END.sub("", field.get("close_pattern", ""))
     rest = {name: value for name, value in field.items() if name != "close_pattern"}
     return {**rest, "close_pattern": pattern} if pattern else rest
@@ -160,10 +159,10 @@ def _closes(field: Json) -> bool:
     return "close" in field or "close_pattern" in field
 
 
-# ---------------------------------------------------------------- the families, every repetition bounded, so that time is linear
+# ---------------------------------------------------------------- the families; all repetitions are bounded, for linear time
 
 AFTER_CALLS = "after_calls"
-"""A region that begins where a list of calls ends; it is recognised only after a call."""
+"""A region that begins where a list of calls ends; recognised only after a call."""
 
 _THINK: Json = {"open": "<think>", "close": "</think>"}
 _CALL: Json = {"name": "{name}", "arguments": "{content}"}
@@ -291,7 +290,7 @@ _KIMI = _Family(
     },
     wording=Wording(
         call="<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>ARGUMENTS<|tool_call_end|>",
-        several=None,  # each call has a number of its own
+        several=None,  # each call must have a number of its own
         calls=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     ),
 )
@@ -354,7 +353,7 @@ HERMES = _compiled(_HERMES.template(thinks=False), (), (), _HERMES)
 """Calls as <tool_call>{"name": ..., "arguments": {...}}</tool_call>, no reasoning."""
 
 
-# ---------------------------------------------------------------- values
+# ---------------------------------------------------------------- types of arguments
 
 
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -368,7 +367,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 def typed(values: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The values, with each text parsed if it is JSON of a type that its property's schema wants; otherwise it stays a text.
+    """Convert argument values by their schema: parse each string that is JSON of an allowed type, unless the property may be a string.
 
     Example: ``typed({"limit": "5"}, {"properties": {"limit": {"type": "integer"}}}) == {"limit": 5}``
     """
@@ -378,7 +377,7 @@ def typed(values: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any
 
 
 def _types(schema: Any) -> list[str]:
-    """The types that a property may have; "string" among them if it may be any text."""
+    """Return the JSON types that a property's schema allows."""
     if not isinstance(schema, Mapping):
         return []
     declared = schema.get("type")
@@ -406,24 +405,24 @@ def _value(value: Any, types: list[str]) -> Any:
 # ---------------------------------------------------------------- the reader
 
 
-_CLOSING = "</function>"  # what declared templates leave in a body besides its tags
+_CLOSING = "</function>"  # declared templates may leave it in a body beside the tags
 _ARGUMENTS = ("arguments", "parameters")
 _UNREADABLE = (ValueError, TypeError, KeyError, RecursionError, OverflowError)
 
 
 class Reader:
-    """The core AnswerReader for one format.
+    """Implements `core.seams.AnswerReader` for one format.
 
     Text and reasoning are returned as soon as they cannot begin a delimiter. A call is returned when its region is closed and holds a
-    name and a JSON object; any other such region is returned as it was sampled, delimiters included, and counts as a malformed call. So
-    does the beginning of a call (`Format.marks`) outside of regions. White space around calls and reasoning belongs to them. Without
-    `tools` nothing is a call.
+    name and a JSON object. Any other call region is returned as text, exactly as sampled, and counts as a malformed call; so does the
+    beginning of a call (`Format.marks`) outside regions. White space around calls and reasoning belongs to them. Without `tools`, nothing
+    is a call.
 
     Args:
-        format: the model's.
-        tools: the tools that may be called; their schemas give types to the arguments of formats that have none.
-        turn: the turn's id, which the calls' ids name.
-        opening: the beginning of the answer that is in the prompt, such as "<think>"; it is read but not returned.
+        format: the model's format.
+        tools: the tools that may be called; their schemas type the arguments of formats without types.
+        turn: the turn's id, from which the calls' ids are made.
+        opening: the beginning of the answer that is part of the prompt, such as "<think>"; it is parsed but not returned.
     """
 
     def __init__(self, format: Format, *, tools: Sequence[Tool], turn: str, opening: str = "") -> None:
@@ -432,17 +431,17 @@ class Reader:
         self._turn = turn
         self._watched = (*format.reasoning, *format.text, *(format.calls if tools else ()))
         self._marks = format.marks if tools else ()
-        self._fed = -len(opening)  # characters
-        self._buffer = ""  # not yet read
+        self._fed = -len(opening)  # characters received
+        self._buffer = ""  # text not yet parsed
         self._field: ResponseTemplateField | None = None  # the open region
         self._first = self._outside = _first_characters([field.open_literals for field in self._watched])
         self._captures: dict[str, str] = {}
-        self._raw: list[str] = []  # of the open region, its opening included
+        self._raw: list[str] = []  # the open region's text, its opening included
         self._body: list[str] = []
-        self._space = ""  # after text: shown with the text that follows, unless a region follows
-        self._skips = False  # whether white space is dropped, after a region
+        self._space = ""  # white space after text: returned with the next text, dropped if a region follows
+        self._skips = False  # drop white space, because a region precedes
         self._calls = 0
-        self._begun = 0  # where the open region begins
+        self._begun = 0  # where the open region begins, in characters
         self._found: list[ParsedCall] = []
         self.feed(opening)
 
@@ -450,7 +449,7 @@ class Reader:
         if not self._watched:
             return [Piece(text=text)] if text else []
         self._fed += len(text)
-        if not self._buffer and self._first is not None and self._first.isdisjoint(text):  # most tokens
+        if not self._buffer and self._first is not None and self._first.isdisjoint(text):  # fast path for most tokens
             return [*self._take(text)]
         self._buffer += text
         return [*self._read(last=False)]
@@ -508,7 +507,7 @@ class Reader:
                 return
 
     def _scan(self, last: bool) -> tuple[tuple[ResponseTemplateField, regex.Match[str]] | None, int]:
-        """The first delimiter, and the position up to which the buffer holds neither a delimiter nor the beginning of one."""
+        """Return the first delimiter, if any, and the position before which the buffer holds no delimiter and no beginning of one."""
         best: tuple[ResponseTemplateField, regex.Match[str]] | None = None
         certain = len(self._buffer)
         for field in self._watched if self._field is None else (self._field,):
@@ -531,10 +530,10 @@ class Reader:
         self._captures = {name: text for name, text in match.groupdict().items() if text is not None}
         self._raw, self._body = [match[0]], []
         if field not in self._format.calls:
-            self._space, self._skips = "", True  # white space after text is dropped with the delimiter
+            self._space, self._skips = "", True  # white space before the delimiter is dropped
 
     def _look_for_marks(self, upto: int) -> None:
-        """Note the beginnings of calls in the buffer's text before `upto`, if it is outside of regions: no region begins with them."""
+        """Record marks in the buffer before `upto`, outside regions, as malformed calls: no region began at them."""
         for mark in self._marks if self._field is None else ():
             at = self._buffer.find(mark, 0, upto)
             while at >= 0 and len(self._found) < MAX_PARSED_CALLS:
@@ -546,7 +545,7 @@ class Reader:
         self._found += calls[: MAX_PARSED_CALLS - len(self._found)]
 
     def _take(self, text: str) -> Iterator[Piece]:
-        """Take text of the open region, or text outside regions."""
+        """Consume text of the open region, or text outside regions."""
         if not text:
             return
         if self._field in self._format.calls:
@@ -572,7 +571,7 @@ class Reader:
             yield Piece(call=call)
 
     def _shown(self, text: str) -> list[Piece]:
-        """Text or reasoning without its trailing white space, which may belong to what follows."""
+        """Return text or reasoning, holding back trailing white space, which may belong to a following region."""
         if self._skips:
             text = text.lstrip()
             self._skips = not text
@@ -586,7 +585,7 @@ class Reader:
     # ------------------------------------------------------------ calls
 
     def _parsed(self, field: ResponseTemplateField) -> list[ToolCall] | None:
-        """The calls of a closed region; None if its content is malformed or holds no call."""
+        """Parse the calls of a closed region; None if its content is malformed or holds no call."""
         body = "".join(self._body)
         if field.content == "xml-inline":
             rest = regex.sub(field.content_args["tag_pattern"], "", body, flags=regex.DOTALL)
@@ -602,35 +601,35 @@ class Reader:
         return calls or None
 
     def _malformed(self, end: int) -> list[ParsedCall]:
-        """The open region as a malformed call. Without a delimiter it may be any JSON, and is a call only if it has arguments."""
+        """Return the open region as a malformed call; [] if it is JSON without opening delimiter and arguments."""
         written = "".join(self._raw)
         called = self._raw[0] or any(f'"{name}"' in written for name in _ARGUMENTS)
         return [ParsedCall(name="", start=self._begun, end=end)] if called else []
 
     def _call(self, value: Any, place: int, *, typeless: bool) -> ToolCall:
-        """Raises one of _UNREADABLE."""
+        """Build a call from a parsed value. Raises one of `_UNREADABLE`."""
         call = value.get("function", value)
         name, values = call["name"], call[_ARGUMENTS[0] if _ARGUMENTS[0] in call else _ARGUMENTS[1]]
         if not isinstance(name, str) or not name.strip() or not isinstance(values, dict):
             raise TypeError
-        name.encode()  # a name with half a surrogate pair is invalid
+        name.encode()  # raises for a lone surrogate
         shaped = typed(values, self._schemas.get(name.strip(), {})) if typeless else values
         arguments = json.dumps(shaped, ensure_ascii=False, allow_nan=False)
         try:
             arguments.encode()
-        except UnicodeEncodeError:  # half a surrogate pair stays an escape
+        except UnicodeEncodeError:  # a lone surrogate stays an escape sequence
             arguments = json.dumps(shaped, allow_nan=False)
         return ToolCall(id=call_id(self._turn, self._calls + place), name=name.strip(), arguments=arguments)
 
 
 def _first_characters(literals: Sequence[Sequence[str] | None]) -> frozenset[str] | None:
-    """The characters that the delimiters may begin with; None if unknown."""
-    found = [text for texts in literals for text in texts or ("",)]
-    return frozenset(text[0] for text in found) if all(found) else None
+    """Return the characters with which the delimiters may begin; None if unknown."""
+    known = [text for texts in literals for text in texts or ("",)]
+    return frozenset(text[0] for text in known) if all(known) else None
 
 
 def _may_grow(field: ResponseTemplateField, match: regex.Match[str], *, opens: bool) -> bool:
-    """True if more text could make a match at the buffer's end longer, or invalid."""
+    """Return whether more text could extend or invalidate a match at the buffer's end."""
     if match.end() != len(match.string):
         return False
     literals = field.open_literals if opens else field.close_literals

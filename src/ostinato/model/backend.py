@@ -1,6 +1,6 @@
-"""The device of a model's tensors and the kernels that compute on them; recorded on the loaded model, so it is not passed around.
+"""The compute backend: the device of a model's tensors and the kernels that compute on them, recorded on the loaded model.
 
-Other kernels come into a model by replacing parts of it (`replace_parts`).
+Other kernels are put into a model by replacing its modules (`replace_parts`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import nn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeBackend:
-    """`device` as torch names it; `kernels`: "own" reads the CPU's memory through numpy, "torch" takes any device's tensors.
+    """A device, as torch names it, and kernels: "own" reads CPU memory through numpy, "torch" works on any device.
 
     Example: ``ComputeBackend(device="cuda", kernels="torch")``.
     """
@@ -24,21 +24,21 @@ class ComputeBackend:
 
 
 OWN = ComputeBackend()
-"""The default: the CPU, by our own kernels."""
+"""The default: our own kernels on the CPU."""
 
 
 def mark(model: nn.Module, backend: ComputeBackend) -> None:
-    """Record the backend that a model was made for."""
+    """Record on a model the backend that it was built for."""
     cast("Any", model).ostinato_backend = backend
 
 
 def backend_of(model: nn.Module) -> ComputeBackend:
-    """The backend that a model was made for; the default for a model without a record."""
+    """Return the backend that a model was built for; the default for a model without a record."""
     return getattr(model, "ostinato_backend", OWN)
 
 
 def replace_parts(model: nn.Module, make: Callable[[nn.Module], nn.Module | None]) -> int:
-    """Replace each module inside of a model for which `make` gives another, in place; returns how many."""
+    """Replace, in place, each submodule for which `make` returns another module; return how many."""
     count = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):

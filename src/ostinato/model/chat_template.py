@@ -1,7 +1,7 @@
-"""A model's chat template over conversations: what it takes is probed once, conversations are fitted to that, and their texts fenced.
+"""Renders conversations with a model's chat template: probes what it supports, adapts conversations to it, and fences control tokens.
 
-Fences: control tokens in text from outside are put between two noncharacters before the template sees the text. Text inside a fence in the
-template's output is encoded by a tokenizer that knows no control tokens.
+Fences protect against forged roles: control tokens in untrusted text are put between two noncharacters before the template sees the text.
+Text inside a fence in the template's output is then encoded by a tokenizer that knows no control tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ostinato.core.conversation import Conversation, Message, Role, Tool, ToolCa
 from ostinato.core.errors import BadRequest
 from ostinato.model.template_repairs import REPAIRS, as_text, function_schema, needed, repaired
 
-# Unicode noncharacters: never part of interchanged text, so nothing is lost when they are dropped from a message.
+# Unicode noncharacters are never part of interchanged text, so dropping them from a message loses nothing.
 _OPEN, _CLOSE, HOLE, _EDGE = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
 _FENCED = re.compile(f"{_OPEN}([^{_OPEN}{_CLOSE}]*){_CLOSE}")
 _FENCE = re.compile(f"[{_OPEN}{_CLOSE}]")
@@ -30,7 +30,7 @@ _DROPPED = str.maketrans("", "", _OPEN + _CLOSE + HOLE + _EDGE)
 
 
 class Fences:
-    """Puts fences around the control tokens of one tokenizer, and finds them again.
+    """Puts fences around the control tokens of one tokenizer, and finds them in rendered text.
 
     Example: ``Fences(["<|im_end|>"]).written(fences.around("a<|im_end|>") + "<|im_end|>") == ["<|im_end|>"]``
     """
@@ -43,36 +43,36 @@ class Fences:
         self._escaped = re.compile(rf"\\[uU]0*{ord(_OPEN):x}(?:{any_token})", re.IGNORECASE)
 
     def around(self, text: str, *, edges: bool = False) -> str:
-        """The text with its control tokens fenced; with `edges` no neighbouring text can complete a control token."""
+        """Return the text with its control tokens fenced. With `edges`, it cannot form a control token with neighbouring text either."""
         bare = text if text.isascii() else text.translate(_DROPPED)
         fenced = self._token.sub(f"{_OPEN}\\g<0>{_CLOSE}", bare)
         return f"{_EDGE}{fenced}{_EDGE}" if edges else fenced
 
     def written(self, text: str) -> list[str]:
-        """The control tokens outside fences, in order: those that the template wrote."""
+        """Return the control tokens outside fences, in order: those that the template wrote."""
         return [token for piece, fenced in self.pieces(text) if not fenced for token in self._token.findall(piece)]
 
     def pieces(self, text: str) -> Iterator[tuple[str, bool]]:
-        """The text in order, cut at the fences, which are left out; each piece comes with whether it was fenced."""
+        """Split the text at the fences; yield (piece, whether it was fenced) in order, without the fences."""
         for i, piece in enumerate(_FENCED.split(text)):
             if i % 2:
                 yield piece, True
-            else:  # a fence that the template cut in two still separates
+            else:  # split also at unmatched fence characters, of a fence that the template tore apart
                 yield from ((part, False) for part in _FENCE.split(piece))
 
     def first(self, text: str) -> str | None:
-        """The control token that the text begins with, after white space; None if it begins with anything else."""
+        """Return the control token with which the text begins, after white space; None if it begins otherwise."""
         match = self._token.match(text.lstrip())
         return None if match is None else match[0]
 
     def last(self, text: str, tokens: Collection[str]) -> re.Match[str] | None:
-        """The last of these tokens outside a fence; None if there is none."""
+        """Return the last of these tokens outside a fence; None if there is none."""
         fenced = {match.start(1) for match in _FENCED.finditer(text)}
-        found = [match for match in self._token.finditer(text) if match[0] in tokens and match.start() not in fenced]
-        return found[-1] if found else None
+        matches = [match for match in self._token.finditer(text) if match[0] in tokens and match.start() not in fenced]
+        return matches[-1] if matches else None
 
     def check_intact(self, text: str) -> None:
-        """Raise BadRequest if the template wrote a fence as an escape, which leaves the control token in it bare."""
+        """Raise BadRequest if the template wrote a fence as an escape sequence, which leaves its control token unprotected."""
         if self._escaped.search(text):
             raise BadRequest(
                 "the model's chat template escapes the characters that keep this text from becoming a control token; "
@@ -81,13 +81,13 @@ class Fences:
             )
 
     @staticmethod
-    def loose(texts: Iterable[str], tokens: Collection[str]) -> frozenset[str]:
-        """The texts that could form one of these tokens together with what a template writes beside them."""
+    def joinable(texts: Iterable[str], tokens: Collection[str]) -> frozenset[str]:
+        """Return the texts that could form one of these tokens together with what a template writes beside them."""
         heads = tuple({token[:n] for token in tokens for n in range(1, len(token))})
         tails = tuple({token[n:] for token in tokens for n in range(1, len(token))})
 
         def fits(text: str) -> bool:
-            bare = text.strip()  # as many templates do
+            bare = text.strip()  # many templates strip texts
             return bool(bare) and (
                 text.endswith(heads)
                 or text.startswith(tails)
@@ -100,7 +100,7 @@ class Fences:
 
 
 def encodable(text: str, field: str) -> str:
-    """The text itself. Raises BadRequest for a lone surrogate."""
+    """Return the text. Raises BadRequest for a lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -108,34 +108,33 @@ def encodable(text: str, field: str) -> str:
     return text
 
 
-# ---------------------------------------------------------------- did every text arrive
+# ---------------------------------------------------------------- texts that a template leaves out
 
 
 _CHECKED = (".content", ".function.name", ".function.arguments")
-MOST = 64
-# names that no message holds and that are unlike anything a template looks for
+MAX_MISSING = 64
+# a marker that occurs in no message and that no template looks for
 _MARK = "qzv{number}vzq"
 
 
-class Given(NamedTuple):
-    """A text from outside as a template was given it: the text, the same with fences, and the request's field."""
+class GivenText(NamedTuple):
+    """An untrusted text as it was passed to the template: the text, the same with fences, and the request's field."""
 
     text: str
     fenced: str
     field: str
 
 
-def absent(given: Iterable[Given], written: str) -> list[Given]:
-    """The texts, of messages and of calls, that are not in what was written, as they are or as JSON; outer white space does not count.
+def missing_texts(given: Iterable[GivenText], written: str) -> list[GivenText]:
+    """Return the texts of messages and calls that the rendered prompt `written` lacks, verbatim or as JSON, ignoring outer white space.
 
-    At most `MOST` of them, and texts are looked for only until the search has gone over all that was written `MOST` times: in a prompt
-    that holds the texts in their order it goes over it once. Reasoning is left out: templates drop that of earlier answers on
-    purpose.
+    Returns at most `MAX_MISSING`, and stops once it has scanned `MAX_MISSING` times the prompt's length; a prompt with the texts in order
+    is scanned once. Reasoning is not checked, because templates drop that of earlier answers on purpose.
     """
-    missing: list[Given] = []
+    missing: list[GivenText] = []
     place, searched = 0, 0
     for item in given:
-        if searched > MOST * len(written):
+        if searched > MAX_MISSING * len(written):
             return missing
         text = item.fenced.strip()
         if not text or not item.field.endswith(_CHECKED):
@@ -145,17 +144,17 @@ def absent(given: Iterable[Given], written: str) -> list[Given]:
         searched += end - before if end is not None and end > before else 2 * len(written)
         if end is None:
             missing.append(item)
-            if len(missing) == MOST:
+            if len(missing) == MAX_MISSING:
                 return missing
         else:
             place = max(place, end)
     return missing
 
 
-def dropped(missing: list[Given], write: Callable[[dict[tuple[str, str], str]], str]) -> list[Given]:
-    """Those of the missing texts in whose places other texts do not arrive, either: the others were rewritten on purpose.
+def dropped_texts(missing: list[GivenText], write: Callable[[dict[tuple[str, str], str]], str]) -> list[GivenText]:
+    """Return the missing texts that the template drops, rather than rewrites: a marker in their place does not appear either.
 
-    `write`: writes the same conversation with other texts, given by text and field.
+    `write` renders the conversation with some texts replaced, given {(text, field): marker}.
     """
     marks = {(item.text, item.field): _MARK.format(number=i) for i, item in enumerate(missing)}
     marked = write(marks)
@@ -163,7 +162,7 @@ def dropped(missing: list[Given], write: Callable[[dict[tuple[str, str], str]], 
 
 
 def _end(text: str, written: str, place: int) -> int | None:
-    """Where the text ends, after `place` if it is there; None if it is nowhere."""
+    """Return where the text ends: its first occurrence from `place` on, else its first at all; None if there is none."""
     at = written.find(text, place)
     at = written.find(text) if at < 0 else at
     return None if at < 0 else at + len(text)
@@ -177,7 +176,7 @@ Form = Callable[[Conversation], Conversation]
 
 
 def _probe(arguments: str) -> Conversation:
-    """A question, a call with these arguments, and its result."""
+    """Return a probe conversation: a question, a call with these arguments, and its result."""
     call = ToolCall(id="call_probe_0_0", name="probe_name", arguments=arguments)
     return Conversation(
         messages=(
@@ -201,7 +200,7 @@ _BROKEN = _probe('{"probe_key": "probe va')
 
 
 class _Unfit(BadRequest):
-    """The template refuses a conversation in this form, or leaves out `text`, a part of it."""
+    """The template refuses a conversation in this form, or leaves out a part of it, `text`."""
 
     def __init__(self, message: str, text: str = "") -> None:
         super().__init__(message, field="messages")
@@ -210,9 +209,9 @@ class _Unfit(BadRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Calls:
-    """The form in which a template takes calls: arguments as JSON text or as an object, ids as they are or as nine letters and digits.
+    """The form of tool calls that a template accepts: arguments as JSON text or as an object, ids as they are or as nine alphanumerics.
 
-    `only_objects`: arguments that are no object are put into one.
+    `only_objects`: arguments that are not a JSON object are wrapped in one.
     """
 
     as_text: bool
@@ -236,14 +235,14 @@ _STYLES = tuple(_Calls(as_text=text, short_ids=short) for text in (False, True) 
 
 
 class ChatTemplate:
-    """Conversation -> text with fences, as one model's template writes it. Pure after loading.
+    """A model's chat template: renders conversations to text with fences. Pure after construction.
 
-    A conversation that the template takes is rendered as it is. Another is repaired as the probes at loading say, then in
-    every known way, at last with its calls as text; it is refused if a text of it still does not arrive in the prompt.
+    A conversation is tried in three forms until the template accepts it and all its texts appear in the prompt: with the repairs that
+    probing at construction found necessary (often none), with all known repairs, and with its calls as plain text. Else it is refused.
 
-    `knows_tools` is False for a template that leaves out tools, calls or results: it gets them as text. `opening` is the text that
-    it puts after the assistant's role when the assistant is to speak, such as <think>. `ends` are the control tokens that it puts
-    after the assistant's text: first that of the last message, then, if different, that of an earlier message.
+    `knows_tools` is False for a template that leaves out tools, calls or results: it gets them as plain text. `opening` is the text that
+    the generation prompt adds after the assistant's role, such as <think>. `ends` are the control tokens that the template writes after
+    the assistant's text: first the one after the last message, then, if different, the one after an earlier message.
     """
 
     knows_tools: bool
@@ -263,28 +262,28 @@ class ChatTemplate:
 
     @property
     def source(self) -> str:
-        """The template itself, the one for tools if there are several; "" if there is none."""
+        """The template's source, the one for tools if there are several; "" if there is none."""
         try:
             return self._library.get_chat_template(tools=[{}])
         except ValueError:
             return ""
 
-    def asking(self, conversation: Conversation) -> str:
-        """The conversation, followed by the prompt for the assistant's answer. Raises BadRequest."""
-        return self._fitting(conversation, lambda form: self._render(form(conversation), speak=True))
+    def with_generation_prompt(self, conversation: Conversation) -> str:
+        """Render the conversation, followed by the generation prompt. Raises BadRequest."""
+        return self._first_fitting(conversation, lambda form: self._render(form(conversation), speak=True))
 
-    def told(self, conversation: Conversation) -> str:
-        """The conversation as it stands, without a prompt for an answer. Raises BadRequest."""
-        return self._fitting(conversation, lambda form: self._render(form(conversation), speak=False))
+    def without_generation_prompt(self, conversation: Conversation) -> str:
+        """Render the conversation without a generation prompt. Raises BadRequest."""
+        return self._first_fitting(conversation, lambda form: self._render(form(conversation), speak=False))
 
-    def begun(self, conversation: Conversation) -> str:
-        """The conversation with its last message open: it ends with the assistant's text, exactly as given.
+    def with_open_message(self, conversation: Conversation) -> str:
+        """Render the conversation with its last message open: it ends with the assistant's text, exactly as given.
 
         Raises BadRequest.
         """
-        return self._fitting(conversation, lambda form: self._begun(conversation, form))
+        return self._first_fitting(conversation, lambda form: self._with_open_message(conversation, form))
 
-    def _begun(self, conversation: Conversation, form: Form) -> str:
+    def _with_open_message(self, conversation: Conversation, form: Form) -> str:
         at = len(conversation.messages) - 1
         last = conversation.messages[at]
         if last.role is not Role.ASSISTANT:
@@ -301,34 +300,34 @@ class ChatTemplate:
             raise _completed()
         return text
 
-    def after(self, conversation: Conversation, known: int, ends: Collection[str]) -> str:
-        """All text after the assistant's text in message `known - 1`: its end token (one of `ends`) and everything that follows.
+    def text_after(self, conversation: Conversation, known: int, ends: Collection[str]) -> str:
+        """Render what follows the assistant's text in message `known - 1`: its end token (one of `ends`) and all later messages.
 
-        Raises BadRequest, also if the template writes the conversation's beginning in another way once more messages follow.
+        Raises BadRequest, also if the template renders the first `known` messages differently once more messages follow.
         """
         if not 0 < known <= len(conversation.messages) or conversation.messages[known - 1].role is not Role.ASSISTANT:
             raise BadRequest("a stored turn can only be followed after an assistant message", field="messages")
-        return self._fitting(conversation, lambda form: self._after(conversation, known, ends, form))
+        return self._first_fitting(conversation, lambda form: self._text_after(conversation, known, ends, form))
 
-    def _after(self, conversation: Conversation, known: int, ends: Collection[str], form: Form) -> str:
+    def _text_after(self, conversation: Conversation, known: int, ends: Collection[str], form: Form) -> str:
         fitted = form(conversation)
         upto = form(replace(conversation, messages=conversation.messages[:known], continued=False))
         at = len(upto.messages) - 1
-        if fitted.messages[: at + 1] != upto.messages:  # the answer was left out, or joined with what follows
+        if fitted.messages[: at + 1] != upto.messages:  # the answer was dropped, or merged with what follows
             raise _rewritten()
         tail = self._tail(fitted, upto, ends)
-        given = [Given(m.text, self._fences.around(m.text), ".content") for m in fitted.messages[at + 1 :]]
-        if absent(given, tail):  # it was written before the answer
+        given = [GivenText(m.text, self._fences.around(m.text), ".content") for m in fitted.messages[at + 1 :]]
+        if missing_texts(given, tail):  # the template wrote them before the answer
             raise _rewritten()
         return tail
 
     def _tail(self, conversation: Conversation, upto: Conversation, ends: Collection[str]) -> str:
-        """What follows the text of the last message of `upto`, with which the conversation begins."""
+        """Render what follows the text of the last message of `upto`, a prefix of the conversation."""
         at = len(upto.messages) - 1
         if not conversation.messages[at].calls:
             return self._around(conversation, at, speak=True)[1]
         whole = self._render(conversation, speak=True)
-        with suppress(BadRequest):  # some templates want a call before a result
+        with suppress(BadRequest):  # some templates require a call before a result
             tail = self._around(conversation, at, speak=True)[1]
             if whole.endswith(tail):
                 return tail
@@ -338,10 +337,10 @@ class ChatTemplate:
             raise _rewritten()
         return whole[end.start() :]
 
-    # ------------------------------------------------------------ fitting
+    # ------------------------------------------------------------ forms of a conversation
 
     def _find_forms(self) -> tuple[Form, ...]:
-        """The forms in which a conversation is tried, in order."""
+        """Return the forms in which a conversation is tried, in order."""
 
         def settled(conversation: Conversation) -> Conversation:
             return conversation if self.knows_tools else as_text(conversation)
@@ -353,8 +352,8 @@ class ChatTemplate:
             lambda conversation: repaired(as_text(conversation), REPAIRS),
         )
 
-    def _fitting(self, conversation: Conversation, write: Callable[[Form], str]) -> str:
-        """What `write` makes of the first form that the template takes. Raises BadRequest."""
+    def _first_fitting(self, conversation: Conversation, write: Callable[[Form], str]) -> str:
+        """Return the result of `write` for the first form that the template accepts. Raises BadRequest."""
         if not conversation.messages:
             raise BadRequest("messages is empty: give at least one", field="messages")
         first: _Unfit | None = None
@@ -364,29 +363,29 @@ class ChatTemplate:
             except _Unfit as error:
                 first = first or error
         assert first is not None
-        raise BadRequest(str(first), field=_place(conversation, first.text))
+        raise BadRequest(str(first), field=_field_of(conversation, first.text))
 
     # ------------------------------------------------------------ rendering
 
     def _around(self, conversation: Conversation, at: int, *, speak: bool) -> tuple[str, str]:
-        """The template's output before and after the text of message `at`, whose calls are left out."""
+        """Return the template's output before and after the text of message `at`, whose calls are left out."""
         head, hole, tail = self._render(conversation, speak=speak, hole=at).rpartition(HOLE)
         if not hole:
             raise _Unfit("the model's chat template leaves out an assistant message")
         return head, tail
 
     def _render(self, conversation: Conversation, *, speak: bool, hole: int | None = None) -> str:
-        """Render; raise BadRequest if a text from outside does not arrive, or forms a control token together with the text beside it."""
+        """Render. Raises BadRequest if an untrusted text does not appear, or forms a control token together with text beside it."""
         try:
-            given: list[Given] = []
+            given: list[GivenText] = []
             text = self._apply(conversation, hole, speak, given)
             self._fences.check_intact(text)
             written = self._fences.written(text)
-            loose = self._fences.loose({item.text for item in given}, set(written))
-            if loose and self._fences.written(self._apply(conversation, hole, speak, [], loose)) != written:
+            joinable = self._fences.joinable({item.text for item in given}, set(written))
+            if joinable and self._fences.written(self._apply(conversation, hole, speak, [], joinable)) != written:
                 raise _completed()
-            if missing := absent(given, text):
-                gone = dropped(missing, lambda marks: self._apply(conversation, hole, speak, [], marks=marks))
+            if missing := missing_texts(given, text):
+                gone = dropped_texts(missing, lambda marks: self._apply(conversation, hole, speak, [], marks=marks))
                 if gone:
                     raise _Unfit(f"the model's chat template leaves out {_start(gone[0].text)}", gone[0].text)
         except RecursionError:
@@ -398,17 +397,17 @@ class ChatTemplate:
         conversation: Conversation,
         hole: int | None,
         speak: bool,
-        given: list[Given],
-        loose: Collection[str] = (),
+        given: list[GivenText],
+        joinable: Collection[str] = (),
         marks: Mapping[tuple[str, str], str] | None = None,
     ) -> str:
-        """Write the conversation; `given` receives its texts. Texts in `loose` get edges, and those in `marks` are replaced."""
+        """Render with fences, unchecked. Appends the texts to `given`; texts in `joinable` get edges, those in `marks` are replaced."""
 
         def fence(text: str, field: str) -> str:
             if marks and (text, field) in marks:
                 return marks[text, field]
-            fenced = self._fences.around(encodable(text, field), edges=text in loose)
-            given.append(Given(text, fenced, field))
+            fenced = self._fences.around(encodable(text, field), edges=text in joinable)
+            given.append(GivenText(text, fenced, field))
             return fenced
 
         tools: list[Json] = []
@@ -460,21 +459,21 @@ class ChatTemplate:
             raise _Unfit(f"the model's chat template refuses these messages: {error}") from error
         return cast("str", text)
 
-    # ------------------------------------------------------------ what the template knows
+    # ------------------------------------------------------------ probing the template
 
     def _writes_tools(self, style: _Calls) -> bool:
-        """Whether tools, calls and results all appear in what the template writes, and arguments as JSON if as an object."""
+        """Return whether the template writes tools, calls and results, and arguments given as an object as JSON."""
         self._style = style
         try:
-            told = self._render(replace(_PROBE, messages=_PROBE.messages[:1]), speak=True)
+            offered = self._render(replace(_PROBE, messages=_PROBE.messages[:1]), speak=True)
             used = self._render(_PROBE, speak=True)
         except BadRequest:
             return False
         shown = ("probe_name", "probe_key", "probe value", "probe result")
-        return "probe_tool" in told and all(text in used for text in shown) and "'probe_key'" not in used
+        return "probe_tool" in offered and all(text in used for text in shown) and "'probe_key'" not in used
 
     def _shows(self, conversation: Conversation) -> bool:
-        """Whether all texts of the conversation are in what the template writes."""
+        """Return whether the template accepts the conversation and writes all of its texts."""
         try:
             self._render(conversation, speak=True)
         except BadRequest:
@@ -487,7 +486,7 @@ class ChatTemplate:
             asking = self._render(_talk(1), speak=True)
             # in the middle: some templates treat the last message differently
             answered, _ = self._around(_talk(3), 1, speak=False)
-        except BadRequest:  # a template that wants other roles
+        except BadRequest:  # the template requires other roles
             return ""
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(asking, answered, strict=False)))
         return asking[same:] if asking.startswith(asked) else ""
@@ -495,7 +494,7 @@ class ChatTemplate:
     def _find_ends(self) -> tuple[str, ...]:
         try:
             last = self._fences.first(self._around(_talk(2), 1, speak=False)[1])
-        except BadRequest:  # a template that wants other roles: the configuration must suffice
+        except BadRequest:  # the template requires other roles: only the configuration names end tokens
             return ()
         if last is None:
             return ()
@@ -508,13 +507,13 @@ class ChatTemplate:
 
 
 def _talk(messages: int) -> Conversation:
-    """A user and an assistant taking turns."""
+    """Return a conversation of a user and an assistant taking turns."""
     roles = (Role.USER, Role.ASSISTANT, Role.USER)
     return Conversation(messages=tuple(Message(role=role, text="a") for role in roles[:messages]))
 
 
 def _fenced(value: Any, field: str, fence: Callable[[str, str], str]) -> Any:
-    """A value of JSON's types with all its strings fenced, keys too."""
+    """Return a JSON value with all its strings fenced, keys included."""
     if isinstance(value, str):
         return fence(value, field)
     if isinstance(value, Mapping):
@@ -528,11 +527,11 @@ def _start(text: str) -> str:
     return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
 
 
-def _place(conversation: Conversation, text: str) -> str:
-    """The field of the first message that holds this text."""
+def _field_of(conversation: Conversation, text: str) -> str:
+    """Return the field of the first message that holds this text."""
     for i, message in enumerate(conversation.messages):
-        told = (message.text, *(part for call in message.calls for part in (call.name, call.arguments)))
-        if text and any(text in part for part in told):
+        parts = (message.text, *(part for call in message.calls for part in (call.name, call.arguments)))
+        if text and any(text in part for part in parts):
             return f"messages[{i}]"
     return "messages"
 

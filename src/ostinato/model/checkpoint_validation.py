@@ -1,4 +1,4 @@
-"""Checks that a model directory is complete and of a form that is safe to read, before anything in it is loaded."""
+"""Validates a model directory before anything in it is loaded: complete, safe to read, and of a supported format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INDEX = "model.safetensors.index.json"
 _ADAPTER = "adapter_config.json"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _POINTER = b"version https://git-lfs.github.com/spec/"
-SEE = "the table of models in the documentation says which are supported"
+SEE_MODELS = "the table of models in the documentation says which are supported"
 _MAX_JSON = 16 << 20
 _CONFIG = "config.json"
 GENERATION = "generation_config.json"
@@ -31,8 +31,8 @@ _LARGEST = {
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), _EXPERTS),
     "vocab_size": _VOCABULARY,
 }
-"""The largest sizes in config.json, by its names for them: beyond any model, and little enough to build one of without its weights."""
-_MAY_BE_0 = frozenset(name for name, largest in _LARGEST.items() if largest == _EXPERTS)  # of a dense model
+"""Upper limits of sizes in config.json, by field: beyond any real model, and small enough to build the model without weights."""
+_MAY_BE_0 = frozenset(name for name, largest in _LARGEST.items() if largest == _EXPERTS)  # in a dense model
 _IMPORTS = "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
 _TO_SAFETENSORS = _IMPORTS + '[C.from_pretrained({source}).save_pretrained("converted") for C in (M, T)]'
 _FROM_GGUF = (
@@ -48,11 +48,11 @@ _MERGED = (
 
 
 def check_directory(path: Path) -> None:
-    """Raise BadWeights unless `path` holds config.json, safetensors that can be read, and a tokenizer.
+    """Raise BadWeights unless `path` holds config.json, readable safetensors, and a tokenizer.
 
-    Only those are ever opened: whatever else lies there is ignored, pickled weights and Python files included, and so is `auto_map`, a
-    pointer to remote code. Refused, each with what to do: weights in no other form than one that can run code or must be converted,
-    shards outside the directory, files that are Git LFS pointers, adapters, and quantised weights, which cannot be trained.
+    No other file is ever opened, in particular no pickled weights and no Python files; `auto_map`, a pointer to remote code, is ignored
+    too. The error says what to do about weights that exist only in a format that can run code or must be converted, shards outside the
+    directory, Git LFS pointers, adapters, and quantised weights, which cannot be trained.
     """
     if not path.is_dir():
         raise BadWeights(f"{path} is not a directory")
@@ -78,15 +78,16 @@ def check_directory(path: Path) -> None:
 
 
 def read_config(path: Path) -> Any:
-    """The directory's configuration as the library's object. Raises BadConfig for an architecture that it has no causal model of."""
-    # here: `ostinato up` checks without them
+    """Return the directory's configuration as a transformers object. Raises BadConfig if transformers has no causal model for it."""
+    # imported here, because the checks of `ostinato up` do without them
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, is_torch_available
 
     where, kind = path / _CONFIG, str(_sizes_checked(path).get("model_type", ""))
     if kind not in CONFIG_MAPPING:
         raise BadConfig(
-            f"{where}: model_type {kind[:100]!r} needs a newer transformers than {version('transformers')}, or is not supported; {SEE}"
+            f"{where}: model_type {kind[:100]!r} needs a newer transformers than {version('transformers')}, or is not supported; "
+            f"{SEE_MODELS}"
         )
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
@@ -96,21 +97,23 @@ def read_config(path: Path) -> Any:
         ) from error
     try:
         text = config.get_text_config()
-    except ValueError as error:  # a model of several, each of which has texts
-        raise BadConfig(f"{where}: {kind!r} is not the type of one language model; {SEE}") from error
+    except ValueError as error:  # a composite of several models that process text
+        raise BadConfig(f"{where}: {kind!r} is not the type of one language model; {SEE_MODELS}") from error
     if isinstance(text, dict):
         raise BadConfig(f"{where}: text_config is not for models of type {kind!r}; take it out")
-    if is_torch_available() and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:  # without torch only texts are read
-        raise BadConfig(f"{where}: transformers has no causal language model of type {kind!r}; {SEE}")
+    if (
+        is_torch_available() and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
+    ):  # without torch only the tokenizer is used
+        raise BadConfig(f"{where}: transformers has no causal language model of type {kind!r}; {SEE_MODELS}")
     return config
 
 
 def check_vocabulary(path: Path, rows: int | None = None) -> None:
-    """Raise BadConfig if the tokenizer has ids beyond the `rows` of the model's embedding (None: those that config.json states).
+    """Raise BadConfig if the tokenizer has ids beyond the model's embedding of `rows` rows (None: as config.json states).
 
-    A directory without tokenizer.json passes: its tokenizer is known only once the library has made it.
+    A directory without tokenizer.json passes, because its tokenizer is only known after transformers has built it.
     """
-    from tokenizers import Tokenizer  # here: not every check needs it
+    from tokenizers import Tokenizer  # imported here, because not every check needs it
 
     if rows is None:
         config = _sizes_checked(path)
@@ -119,7 +122,7 @@ def check_vocabulary(path: Path, rows: int | None = None) -> None:
         return
     try:
         core = Tokenizer.from_file(str(path / "tokenizer.json"))
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # the library raises no narrower type
         raise BadConfig(
             f"{path}/tokenizer.json cannot be read ({' '.join(str(error).split())}); copy it again from where the model came from"
         ) from error
@@ -127,7 +130,7 @@ def check_vocabulary(path: Path, rows: int | None = None) -> None:
 
 
 def check_ids(path: Path, vocabulary: Mapping[str, int], rows: int) -> None:
-    """Raise BadConfig if a token's id has no row in the model's embedding."""
+    """Raise BadConfig if a token's id has no row in the model's embedding of `rows` rows."""
     largest = max(vocabulary.values(), default=-1)
     if largest >= rows:
         raise BadConfig(
@@ -137,14 +140,14 @@ def check_ids(path: Path, vocabulary: Mapping[str, int], rows: int) -> None:
 
 
 def expert_count(path: Path) -> int:
-    """The experts in each layer of the model in `path`, by its config.json; 0 for a dense one. Raises BadWeights."""
+    """Return the number of experts per layer by config.json; 0 for a dense model. Raises BadWeights."""
     config = _sizes_checked(path)
     config = config.get("text_config") or config
     return int(config.get("num_experts") or config.get("num_local_experts") or 0)
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The files that the library reads weights from. Raises BadWeights that says what is there instead, and how to convert it."""
+    """Return the files from which transformers reads weights. Raises BadWeights, with what is there instead and how to convert it."""
     found = {file.name for file in path.iterdir() if file.is_file()}
     named: set[str] = set()
     if _INDEX in found:
@@ -189,7 +192,7 @@ def _adapter(path: Path) -> BadWeights:
 
 
 def _command(program: str, **names: str) -> str:
-    """A shell command that runs a line of Python; the names come from files of strangers."""
+    """Return a shell command that runs a line of Python, with quoted `names`, which come from untrusted files."""
     return f"python -c {shlex.quote(program.format(**{key: json.dumps(name) for key, name in names.items()}))}"
 
 
@@ -203,14 +206,14 @@ def _check_weights(file: Path) -> None:
 
 
 def _check_pulled(file: Path) -> None:
-    """Raise BadWeights for the few lines that a clone without Git LFS leaves in place of a large file."""
+    """Raise BadWeights for a Git LFS pointer file, which a clone without Git LFS leaves in place of a large file."""
     with file.open("rb") as stream:
         if stream.read(len(_POINTER)) == _POINTER:
             raise BadWeights(f"{file} is a Git LFS pointer, not the file itself: run `git lfs pull` in {file.parent}")
 
 
 def _sizes_checked(path: Path) -> dict[str, Any]:
-    """The directory's config.json. Raises BadWeights, with the field's name, for a size that no model has."""
+    """Read the directory's config.json. Raises BadWeights, with the field's name, for a size beyond any real model."""
     file = path / _CONFIG
     config = read_json(file)
     text = config.get("text_config")
@@ -228,7 +231,7 @@ def _sizes_checked(path: Path) -> dict[str, Any]:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises BadWeights."""
+    """Read the JSON object in a file. Raises BadWeights."""
     try:
         if file.stat().st_size > _MAX_JSON:
             raise BadWeights(f"{file} is larger than {_MAX_JSON >> 20} MiB")

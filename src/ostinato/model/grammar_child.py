@@ -1,7 +1,7 @@
-"""The process that tries grammars from outside: reads one per line, and answers with the reason for refusing it, "" if there is none.
+"""The process that tries untrusted grammars: reads one per line, and answers with the reason for refusing it, "" if there is none.
 
-Started by `grammars.GrammarTrial`, which kills it when an answer is late. It has less stack than the threads that compile for serving, and
-little memory beyond what it starts with: a grammar that would crash those crashes it.
+`grammars.GrammarTrial` starts it, and kills it if an answer is late. It has less stack than the threads that compile for serving, and
+little memory beyond what it starts with, so a grammar that would crash those crashes this process first.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 from ostinato.core.errors import BadRequest
 from ostinato.model.grammars import TRIAL_READY, Grammars, TrialHello
 
-_LONGEST_S = 10  # for a grammar, even if the process that asked is gone
+_MAX_S = 10  # per grammar, even if the parent process is gone
 
 
 def main() -> None:
-    """Answer until the input ends."""
+    """Answer until the end of the input."""
     hello: TrialHello = json.loads(sys.stdin.buffer.readline())
     threading.stack_size(hello["stack_bytes"])
     thread = threading.Thread(target=_answer, args=(hello,))
@@ -35,9 +35,9 @@ def _answer(hello: TrialHello) -> None:
     most = _data_bytes() + hello["memory_bytes"]
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     _say(TRIAL_READY)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # its error output at a crash would help nobody
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the output of a crash would only confuse
     for line in sys.stdin.buffer:
-        signal.alarm(_LONGEST_S)
+        signal.alarm(_MAX_S)
         try:
             grammars.compiled(json.loads(line))
             why = ""
@@ -53,7 +53,7 @@ def _say(line: bytes) -> None:
 
 
 def _data_bytes() -> int:
-    """The private memory of this process, as RLIMIT_DATA counts it."""
+    """Return the private memory of this process in bytes, as RLIMIT_DATA counts it."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
 

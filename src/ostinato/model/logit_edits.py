@@ -1,7 +1,7 @@
-"""The edits of logits before a token is drawn: grammar masks, biases and penalties, which a request's sampling asks for, and steering.
+"""Logit processors: grammar masks, biases and penalties that a request's sampling asks for, and steering.
 
-One definition for the sampler, which goes token by token, and for the trainer, which replays a stored answer. So the recorded
-log-probability and the one that is trained on are under the same distribution.
+The sampler, which works token by token, and the trainer, which replays a stored answer, share this definition. So the recorded
+log-probability and the trained one refer to the same distribution.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ostinato.model.steering import LogitSteering, SteeredToken
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """The edit of one token's V logits: `values` are added at `ids`, then `steering`'s; where a bit of `allowed` is 0, it becomes -inf.
+    """The edit of one token's V logits: add `values` at `ids`, then apply `steering`, then set the logits not `allowed` to -inf.
 
-    `allowed` holds V bits, low ones first, as bytes; None allows all.
+    `allowed`: a bit mask of V bits, in little bit order, as bytes; None allows all.
     """
 
     ids: NDArray[np.int64]
@@ -40,18 +40,18 @@ UNEDITED = Edit(np.empty(0, np.int64), np.empty(0, np.float32), None)
 """An edit that changes nothing."""
 
 Edits = Callable[[int, int], Mapping[int, Edit]]
-"""Makes the edits of tokens [start, stop), by token; tokens without an edit are left out."""
+"""Returns the edits of tokens [start, stop), by token; tokens without an edit are left out."""
 
 
 class LogitEditor:
-    """The edits of one answer, token by token; the cost per token does not grow with the answer.
+    """Makes the edits of one answer, token by token. The cost per token does not grow with the answer.
 
     Penalties as OpenAI defines them (API reference, "frequency and presence penalties"): logit - presence * [count > 0] - frequency *
     count, where count is how often the answer holds the token so far.
 
     Args:
         sampling: the requested sampling.
-        matcher: of its grammar, at the beginning; None without a grammar.
+        matcher: the matcher of its grammar, at the beginning; None without a grammar.
         failed: called when the matcher fails.
     """
 
@@ -61,7 +61,7 @@ class LogitEditor:
         self._presence, self._frequency = sampling.presence_penalty, sampling.frequency_penalty
         self._matcher, self._failed = matcher, failed
         self._failure = ""
-        self._places: dict[int, int] = {}  # by token, in the arrays
+        self._places: dict[int, int] = {}  # token -> its index in the arrays
         self._ids, self._values = np.empty(16, np.int64), np.zeros(16, np.float32)
         self._met: set[int] = set()
         for token, value in sampling.logit_bias:
@@ -69,38 +69,38 @@ class LogitEditor:
 
     @classmethod
     def of(cls, sampling: Sampling, grammars: Grammars | None) -> LogitEditor | None:
-        """The editor for a sampling; None if it edits no logits. Raises BadRequest for a bad grammar, or a grammar without `grammars`."""
+        """Return the editor for a sampling; None if it edits no logits. Raises BadRequest for a bad grammar, or one without `grammars`."""
         if not sampling.edits_logits:
             return None
         if not sampling.grammar:
             return cls(sampling, None)
         if grammars is None:
-            raise BadRequest("this engine cannot hold an answer to a form; send tool_choice 'auto' and no format")
+            raise BadRequest("this engine cannot enforce a grammar; send tool_choice 'auto' and no format")
         return cls(sampling, grammars.matcher(sampling.grammar), partial(grammars.forget, sampling.grammar))
 
     def copy(self) -> LogitEditor:
-        """An independent editor at the same place in the answer."""
-        made = copy(self)
-        made._matcher = None if self._matcher is None else self._matcher.deep_copy()
-        made._places, made._met = self._places.copy(), self._met.copy()
-        made._ids, made._values = self._ids.copy(), self._values.copy()
-        return made
+        """Return an independent editor at the same position in the answer."""
+        other = copy(self)
+        other._matcher = None if self._matcher is None else self._matcher.deep_copy()
+        other._places, other._met = self._places.copy(), self._met.copy()
+        other._ids, other._values = self._ids.copy(), self._values.copy()
+        return other
 
     def edit(self) -> Edit:
-        """The edit of the next token's logits."""
+        """Return the edit of the next token's logits."""
         count = len(self._places)
         allowed = None if self._matcher is None else np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         return Edit(self._ids[:count].copy(), self._values[:count].copy(), allowed)
 
     def take(self, token: int) -> str:
-        """Record a drawn token. Returns why the answer violates the grammar; "" if it can continue, or has ended correctly."""
+        """Record a sampled token. Returns why the answer violates the grammar; "" if it can continue, or is complete."""
         if self._presence or self._frequency:
             self._add(token, -self._frequency - (0.0 if token in self._met else self._presence))
             self._met.add(token)
         matcher = self._matcher
         if matcher is None or self._failure:
             return self._failure
-        # a matcher that failed while it made the mask still accepts an end token
+        # is_error first: a matcher that failed while it computed the mask still accepts an end token
         if matcher.is_error() or not matcher.consume_token(token):
             self._failure = matcher.get_error() or "the grammar does not allow the token"
             self._failed()
@@ -116,10 +116,10 @@ class LogitEditor:
 
 
 def edit_logits(logits_MV: Tensor, edits: Mapping[int, Edit]) -> tuple[Tensor, dict[int, SteeredToken]]:
-    """Edit rows of logits on their own device; returns the edited logits, and what came of each steered row. `edits` by row.
+    """Edit rows of logits on their device; return the edited logits, and the effect of steering by row. `edits`: by row.
 
-    Values are added in fp32: bf16 logits near 25 lie 0.125 apart, and would swallow what is smaller. If there are any, the result is a fp32
-    copy, in which the other rows are the same numbers; else the logits are edited in place.
+    Values are added in fp32, because bf16 logits near 25 are 0.125 apart and would lose smaller additions. If any are added, the result is
+    an fp32 copy, in which unedited rows keep their values; else the logits are edited in place.
     """
     vocab, device = logits_MV.shape[1], logits_MV.device
     steered: dict[int, SteeredToken] = {}

@@ -1,6 +1,7 @@
-"""Log-probabilities over the vocabulary and draws from it, the kernels' interface to torch: shared by the sampler and the trainer.
+"""Softmax, log-probabilities and sampling over the vocabulary, shared by sampler and trainer.
 
-`RowSoftmax` computes on the CPU by the kernels; `TensorSoftmax` and `TensorLogprobs` by torch's operations, on any device, with gradients.
+`RowSoftmax` computes on the CPU by our kernels. `TensorSoftmax` and `TensorLogprobs` compute by torch's operations on any device;
+`TensorLogprobs` has gradients.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from ostinato.model.logit_edits import Edit, edit_logits
 from ostinato.model.paged import array
 
 GREEDY = -1.0
-"""Passed as u, this asks for the likeliest token."""
+"""Passed as u, it asks for the most likely token."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowSoftmax:
-    """The softmax of each row of logits [M, V]: the maximum of logits / temperature, and the sums of exp relative to it, by tile."""
+    """The softmax of rows of logits [M, V]: each row's maximum of logits / temperature, and its sums of exp relative to that, by tile."""
 
     logits: NDArray[Any]
     temperatures_M: NDArray[np.float32]
@@ -36,7 +37,7 @@ class RowSoftmax:
 
     @staticmethod
     def of(logits_MV: Tensor, temperatures_M: Tensor) -> RowSoftmax:
-        """Compute it in one reading of the logits, bf16 or fp32; temperatures are positive."""
+        """Compute it in one pass over the logits, bf16 or fp32. Temperatures must be positive."""
         rows, vocab = logits_MV.shape
         made = RowSoftmax(
             array(logits_MV.contiguous()),
@@ -50,40 +51,40 @@ class RowSoftmax:
         return made
 
     def log_totals(self) -> Tensor:
-        """Log of the sum of exp(logits / temperature), [M], fp32."""
-        found = np.empty_like(self.totals_M)
-        logs(self.totals_M, found)
-        return torch.from_numpy((self.tops_M + found).astype(np.float32))
+        """Return log sum exp(logits / temperature), [M], fp32."""
+        logs_M = np.empty_like(self.totals_M)
+        logs(self.totals_M, logs_M)
+        return torch.from_numpy((self.tops_M + logs_M).astype(np.float32))
 
     def sound(self) -> NDArray[np.bool_]:
-        """False where the logits held a NaN or +inf, or nothing but -inf."""
+        """Return [M]: False where the logits hold a NaN or +inf, or only -inf."""
         return np.isfinite(self.totals_M) & np.isfinite(self.tops_M)
 
     def logprobs(self, tokens_M: NDArray[np.int64]) -> Tensor:
-        """Log p of one token per row, [M], fp32."""
+        """Return log p of one token per row, [M], fp32."""
         out = np.empty(len(tokens_M), np.float32)
         logprobs(self.logits, self.temperatures_M, self.tops_M, self.totals_M, tokens_M, out)
         return torch.from_numpy(out)
 
     def draw(self, u_M: NDArray[np.float64]) -> NDArray[np.int64]:
-        """The token at which the running sum of probabilities passes u in [0, 1); `GREEDY` for the likeliest."""
+        """Draw by inversion: the token at which the cumulative probability passes u in [0, 1); the most likely for `GREEDY`."""
         tokens = np.zeros(len(u_M), np.int64)
         every = (self.logits, self.temperatures_M, self.tops_M, self.sums_MK, self.totals_M, u_M, tokens)
         split(len(u_M), lambda a, b: invert(*(x[a:b] for x in every)))
         return tokens
 
     def race(self, rows_P: NDArray[np.int64], keys_P: NDArray[np.uint64], tokens_M: NDArray[np.int64]) -> None:
-        """Fill in the winners of these rows' races: a draw by a key, the same for near distributions more often than by `draw`."""
+        """Draw by exponential races with keys, into `tokens_M`: similar distributions give the same token more often than by `draw`."""
         where = (self.logits, self.temperatures_M, self.tops_M)
         split(len(rows_P), lambda a, b: race(*where, rows_P[a:b], keys_P[a:b], tokens_M))
 
 
 def softmax(logits_MV: Tensor, temperatures_M: Tensor, kernels: Literal["own", "torch"]) -> RowSoftmax | TensorSoftmax:
-    """The distributions of M rows of logits by our kernels or by torch's."""
+    """Return the softmax of M rows of logits, by our kernels or by torch's."""
     return (RowSoftmax if kernels == "own" else TensorSoftmax).of(logits_MV, temperatures_M)
 
 
-# ---------------------------------------------------------------- the same by torch's operations
+# ---------------------------------------------------------------- by torch's operations
 
 
 _PART = 1024
@@ -91,7 +92,7 @@ _PART = 1024
 
 @dataclass(frozen=True, slots=True)
 class TensorSoftmax:
-    """The softmax of each row of logits [M, V]: temperatures [M] and the log of the sum of exp(logits / temperature) [M], fp32."""
+    """The softmax of rows of logits [M, V]: temperatures [M], and log sum exp(logits / temperature) [M], fp32."""
 
     logits: Tensor
     temperatures_M: Tensor
@@ -99,26 +100,26 @@ class TensorSoftmax:
 
     @staticmethod
     def of(logits_MV: Tensor, temperatures_M: Tensor) -> TensorSoftmax:
-        """Compute it in one reading of the logits, with one temporary fp32 copy of them. Temperatures are positive."""
+        """Compute it in one pass over the logits, with one temporary fp32 copy of them. Temperatures must be positive."""
         temperatures_M = temperatures_M.to(logits_MV.device, torch.float32)
         totals_M = (logits_MV.float() / temperatures_M[:, None]).logsumexp(-1)
         return TensorSoftmax(logits_MV, temperatures_M, totals_M)
 
     def sound(self) -> NDArray[np.bool_]:
-        """False where the logits held a NaN or +inf, or nothing but -inf."""
+        """Return [M]: False where the logits hold a NaN or +inf, or only -inf."""
         return self.totals_M.isfinite().cpu().numpy()
 
     def of_tokens(self, tokens_M: Tensor) -> Tensor:
-        """Log p of one token per row, [M], fp32, on the logits' device."""
+        """Return log p of one token per row, [M], fp32, on the logits' device."""
         chosen_M = self.logits.gather(1, tokens_M[:, None])[:, 0].float()
         return chosen_M / self.temperatures_M - self.totals_M
 
     def logprobs(self, tokens_M: NDArray[np.int64]) -> Tensor:
-        """Log p of one token per row, [M], fp32, on the host."""
+        """Return log p of one token per row, [M], fp32, on the host."""
         return self.of_tokens(torch.from_numpy(tokens_M).to(self.logits.device)).cpu()
 
     def draw(self, u_M: NDArray[np.float64]) -> NDArray[np.int64]:
-        """The token at which the running sum of probabilities passes u in [0, 1); the likeliest for a u below 0."""
+        """Draw by inversion: the token at which the cumulative probability passes u in [0, 1); the most likely for u below 0."""
         tokens_M = np.zeros(len(u_M), np.int64)
         greedy, drawn = np.flatnonzero(u_M < 0), np.flatnonzero(u_M >= 0)
         if len(greedy):
@@ -131,7 +132,7 @@ class TensorSoftmax:
         return tokens_M
 
     def race(self, rows_P: NDArray[np.int64], keys_P: NDArray[np.uint64], tokens_M: NDArray[np.int64]) -> None:
-        """Fill in the winners of these rows' races, as `kernels.softmax.race` does."""
+        """Draw by exponential races with keys, into `tokens_M`, as `kernels.softmax.race` does."""
         at = torch.from_numpy(rows_P).to(self.logits.device)
         logs_PV = (self.logits[at].float() / self.temperatures_M[at, None]).sub_(self.totals_M[at, None])
         keys_P1 = torch.from_numpy(keys_P.view(np.int64)).to(self.logits.device)[:, None]
@@ -141,26 +142,26 @@ class TensorSoftmax:
 
 
 def _signed(number: int) -> int:
-    """A number of 64 bits as torch, which has no unsigned ones, writes it."""
+    """Convert an unsigned 64-bit number to the signed one with the same bits, because torch has no unsigned ones."""
     return number - (1 << 64) if number >> 63 else number
 
 
-def _without_sign(bits: Tensor, places: int) -> Tensor:
-    """The bits shifted right, with zeros from the left."""
+def _shift_right(bits: Tensor, places: int) -> Tensor:
+    """Shift right logically, filling with zeros."""
     return (bits >> places) & ((1 << (64 - places)) - 1)
 
 
 def uniforms(states: Tensor) -> Tensor:
-    """SplitMix64's finaliser of 64-bit states, as float64 in (0, 1]."""
-    mixed = (states ^ _without_sign(states, 30)) * _signed(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ _without_sign(mixed, 27)) * _signed(0x94D049BB133111EB)
-    return (_without_sign(mixed ^ _without_sign(mixed, 31), 11).double() + 1.0) * 2.0**-53
+    """Apply SplitMix64's finaliser to 64-bit states; return float64 in (0, 1]."""
+    mixed = (states ^ _shift_right(states, 30)) * _signed(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ _shift_right(mixed, 27)) * _signed(0x94D049BB133111EB)
+    return (_shift_right(mixed ^ _shift_right(mixed, 31), 11).double() + 1.0) * 2.0**-53
 
 
 def invert_masses(mass_CV: Tensor, u_C: Tensor) -> Tensor:
-    """The token at which the running sum of a row's masses passes u [C] of the whole. Sums are float64; `u_C` may be on the host.
+    """Return [C]: the token at which a row's cumulative mass passes the share u_C of its total. Sums are float64; `u_C` may be on the host.
 
-    The running sum is made over parts of a row, and inside of one part only.
+    Cumulative sums are computed over the parts of a row, and then inside the one part that passes.
     """
     size = mass_CV.shape[-1]
     parts, rest = divmod(size, _PART)
@@ -174,23 +175,23 @@ def invert_masses(mass_CV: Tensor, u_C: Tensor) -> Tensor:
     where_CS = part_C1 * _PART + torch.arange(_PART, device=mass_CV.device)
     found_CS = mass_CV.gather(-1, where_CS.clamp(max=size - 1)).double().masked_fill_(where_CS >= size, 0.0)
     at_C1 = _passing(before_C1 + found_CS.cumsum(-1), found_CS, target_C1)
-    return where_CS.gather(-1, at_C1)[:, 0].clamp(max=size - 1)  # for a row without masses
+    return where_CS.gather(-1, at_C1)[:, 0].clamp(max=size - 1)  # clamped for a row without mass
 
 
 def _passing(sums_CN: Tensor, mass_CN: Tensor, target_C1: Tensor) -> Tensor:
-    """[C, 1]: the first entry whose running sum is above the target; the last one with a mass if rounding carried the target past it."""
+    """Return [C, 1]: the first entry whose cumulative sum exceeds the target; the last one with mass if rounding put the target beyond."""
     last_C1 = mass_CN.shape[-1] - 1 - (mass_CN > 0).flip(-1).byte().argmax(-1, keepdim=True)
     return torch.minimum((sums_CN <= target_C1).sum(-1, keepdim=True), last_C1)
 
 
 class TensorLogprobs(torch.autograd.Function):
-    """log softmax(edited logits / T)[target], the counterpart of our kernels' in `train.policy`; the logits may be overwritten."""
+    """log softmax(edited logits / T)[target], the torch counterpart of the kernels' in `train.policy`. May overwrite the logits."""
 
     @staticmethod
     def forward(
         ctx: Any, logits_MV: Tensor, targets_M: Tensor, temperatures_M: Tensor, edits: Mapping[int, Edit]
     ) -> Tensor:
-        """[M], fp32."""
+        """Return [M], fp32."""
         ctx.dtype = logits_MV.dtype
         logits_MV, _ = edit_logits(logits_MV, edits)
         normal = TensorSoftmax.of(logits_MV, temperatures_M)
@@ -199,7 +200,7 @@ class TensorLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """(onehot - softmax) x gradient / T, in the dtype of the logits before the edits."""
+        """Return (onehot - softmax) x gradient / T, in the dtype of the logits before the edits."""
         logits_MV, targets_M, temperatures_M, totals_M = ctx.saved_tensors
         each_M1 = (grads[0] / temperatures_M)[:, None]
         out_MV = (logits_MV.float() / temperatures_M[:, None]).sub_(totals_M[:, None]).exp_().mul_(-each_M1)

@@ -1,4 +1,4 @@
-"""The library's RMS norms, computed by our kernel: the same module tree and parameter names, a seventh of the passes over memory."""
+"""RMS norms by our kernel: the library's module tree and parameter names, but one pass over memory instead of seven."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ostinato.model.kernels.gradients import rms_norm_gradient
 from ostinato.model.kernels.norm import LANES, rms_norm
 from ostinato.model.paged import array
 
-_WORTH = 64  # rows below which a second thread costs more than it saves
-_EQUAL = 0.98  # of bf16 results: now and then an error in fp32 moves a number over the middle between two of them
-_SUMMED = 128  # rows whose parts of the weight's gradient are summed together, for any number of threads
+_MIN_ROWS = 64  # per thread: below it a second thread costs more than it saves
+_MIN_EQUAL = 0.98  # share of equal bf16 results: an fp32 error sometimes crosses a rounding boundary
+_GRADIENT_ROWS = 128  # rows per partial sum of the weight's gradient, whatever the number of threads
 
 
 class RMSNorm(nn.Module):
     """weight * (x / sqrt(mean(x^2) + eps)), Zhang and Sennrich 2019 (1910.07467), with both products rounded to the dtype.
 
-    With a `zero_centered` weight, as in Gemma's models, (1 + weight) * (x / sqrt(mean(x^2) + eps)), of which only the result is rounded.
+    With a `zero_centered` weight, as in Gemma: (1 + weight) * (x / sqrt(mean(x^2) + eps)), and only the result is rounded.
     """
 
     def __init__(self, weight: nn.Parameter, eps: float, *, zero_centered: bool = False) -> None:
@@ -32,25 +32,25 @@ class RMSNorm(nn.Module):
         self.zero_centered = zero_centered
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., D] -> [..., D] in x's dtype."""
+        """Norm [..., D] -> [..., D] in x's dtype."""
         return rms_normed(x, self.weight, self.eps, zero_centered=self.zero_centered)
 
 
 def rms_normed(x: Tensor, weight: Tensor, eps: float, *, zero_centered: bool = False) -> Tensor:
-    """[..., D] normed and times a weight [D], which must be plain memory, because numpy makes a view of it. Works under autograd."""
-    if not torch.is_grad_enabled():  # calling the function below costs more than the kernel does
+    """Norm [..., D] and multiply by a weight [D]. The weight must be plain memory, because numpy views it. Works under autograd."""
+    if not torch.is_grad_enabled():  # the autograd function below costs more than the kernel
         return _norm(x.reshape(-1, x.shape[-1]).contiguous(), weight, eps, zero_centered)[0].view(x.shape)
     result: Tensor = _Norm.apply(x, weight, eps, zero_centered)  # pyright: ignore[reportAssignmentType]
     return result
 
 
 def _norm(x_ND: Tensor, weight: Tensor, eps: float, zero_centered: bool) -> tuple[Tensor, Tensor]:
-    """The normed rows and each row's 1 / root-mean-square [N]."""
+    """Return the normed rows, and each row's 1 / root-mean-square [N]."""
     out_ND = torch.empty_like(x_ND)
     scales_N = np.empty(len(x_ND), np.float32)
     xs, ws, os = array(x_ND), array(weight)[None], array(out_ND)
     terms = ws, np.float32(eps), zero_centered
-    split(len(x_ND), lambda a, b: rms_norm(xs[a:b], *terms, os[a:b], scales_N[a:b]), least=_WORTH)
+    split(len(x_ND), lambda a, b: rms_norm(xs[a:b], *terms, os[a:b], scales_N[a:b]), least=_MIN_ROWS)
     return out_ND, torch.from_numpy(scales_N)
 
 
@@ -68,11 +68,11 @@ class _Norm(torch.autograd.Function):
         x_ND, weight, scales_N = ctx.saved_tensors
         grad_ND, out_ND = grads[0].reshape(x_ND.shape).contiguous(), torch.empty_like(x_ND)
         xs, ws, gs, os, scales = array(x_ND), array(weight)[None], array(grad_ND), array(out_ND), scales_N.numpy()
-        totals = np.zeros((-(-len(x_ND) // _SUMMED), 1, len(weight)), np.float32)
+        totals = np.zeros((-(-len(x_ND) // _GRADIENT_ROWS), 1, len(weight)), np.float32)
 
         def work(first: int, last: int) -> None:
             for part in range(first, last):
-                at = slice(part * _SUMMED, (part + 1) * _SUMMED)
+                at = slice(part * _GRADIENT_ROWS, (part + 1) * _GRADIENT_ROWS)
                 rms_norm_gradient(xs[at], ws, ctx.zero_centered, scales[at], gs[at], os[at], totals[part])
 
         split(len(totals), work)
@@ -81,10 +81,10 @@ class _Norm(torch.autograd.Function):
 
 @torch.no_grad()
 def replace_norms(model: nn.Module) -> int:
-    """Replace every norm of the model that computes exactly this by `RMSNorm`, keeping its weight; returns how many.
+    """Replace every norm of the model that computes the same as `RMSNorm` by it, keeping its weight; return how many.
 
-    Whether a module computes this is tested, not guessed from its name. The library's zero-centred norms, which round once, call their
-    epsilon `eps`; a norm of that kind without the 1 stays as it is.
+    Whether a module computes the same is tested by running it, not guessed from its name. A norm whose epsilon is called `eps`, as in the
+    library's zero-centred norms, is compared with the zero-centred form, and stays if it differs.
     """
     known: dict[tuple[type, int], bool] = {}
 
@@ -105,7 +105,7 @@ def replace_norms(model: nn.Module) -> int:
 
 
 def _is_same(kind: type, width: int, eps: float, zero_centered: bool) -> bool:
-    """True if a module of this class gives the same results as ours, up to rounding, for a test weight."""
+    """Return whether a module of this class gives the same results as ours, up to rounding, for a test weight."""
     if width % LANES:
         return False
     x = torch.linspace(-3, 3, 4 * width).view(4, width).sin() * torch.tensor([[1e-3], [0.1], [1.0], [50.0]])
@@ -117,8 +117,8 @@ def _is_same(kind: type, width: int, eps: float, zero_centered: bool) -> bool:
             return False
         if not zero_centered:
             return True
-        theirs.bfloat16()  # shows where it rounds: a sum of weight and 1 in bf16, say, would be another norm
+        theirs.bfloat16()  # reveals where it rounds: 1 + weight in bf16, for example, would be another norm
         ours.weight, x = theirs.weight, x.bfloat16()
-        return bool((ours(x) == theirs(x)).float().mean() > _EQUAL)
+        return bool((ours(x) == theirs(x)).float().mean() > _MIN_EQUAL)
     except (TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError, IndexError):
-        return False  # made or called otherwise
+        return False  # another constructor or call signature

@@ -1,4 +1,4 @@
-"""The numerics contract of this process, from what torch, its libraries and this CPU report about themselves."""
+"""Builds the numerics contract of this process from what torch, its libraries and the CPU report about themselves."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from ostinato.model.paged import PagedEntry
 from ostinato.model.portable import has_layer_types
 
 TORCH_KERNELS = "4"
-"""Raise it with every change of `device_attention`, `device_step` or `TensorSoftmax` that changes results."""
+"""A version: raise it with every change of `device_attention`, `device_step` or `TensorSoftmax` that changes results."""
 KERNELS = "5"
-"""Raise it with every change of our own kernels, or of the model code around them, that changes a bit."""
+"""A version: raise it with every change of our own kernels, or of the model code around them, that changes a bit."""
 GELU_TANH, ZERO_CENTERED, ROTARY_BY_LAYER = "gelu_tanh 1", "zero_centered_rms_norm 1", "rotary_by_layer_type 1"
-"""Definitions that only some models use, each with a version of its own: a change of bits in one leaves the others' contracts alone."""
+"""Definitions that only some models use, each with its own version, so that a change of one does not affect other models' contracts."""
 ORDERS: dict[Order, str] = {"blocks": "blocks 1", "pairs": "pairs 1"}
-"""The definitions of our products (`kernels.product`), with a version that is raised with every change of a bit."""
+"""The definitions of our products (`kernels.product`), with versions: raise one with every change of a bit."""
 _FLAGS = re.compile(r"avx|amx|fma|f16c|neon|asimd|sve|sme|bf16|i8mm|vsx|zvector|rvv")
 _ROWS, _INPUTS, _OUTPUTS = 32, 256, 48  # of the probe
 _SWITCHES = (
@@ -60,12 +60,12 @@ def contract(
     library: Sequence[str] = (),
     definitions: Sequence[str] = (),
 ) -> Contract:
-    """The contract under which this process computes with `threads` torch threads.
+    """Return the contract under which this process computes with `threads` torch threads.
 
-    `block` is the tokens of a KV block, `backend` the device and the kernels, `library` torch's operations in a pass that may give other
-    bits on other CPUs, and `definitions` those of ours that only some models use, both as the self-test found them. In exact mode
-    without any of torch's, where threads change nothing (`threads` is 1), neither torch nor the CPU is part of the contract. Call it once,
-    at the start, after torch has been set up: environment variables that change kernels are part of the result elsewhere.
+    `block` is the KV block size in tokens, `backend` the device and kernels. `library` (torch operations that may give other bits on other
+    CPUs) and `definitions` (those of ours that only some models use) are as the self-test found them. In exact mode without such torch
+    operations, and with results that do not depend on threads (`threads` is 1), neither torch nor the CPU is part of the contract. In all
+    other cases environment variables that change kernels are part of it: call this once, at the start, after torch has been set up.
 
     Example: ``contract(torch.bfloat16, "exact", threads=1, block=32).id``
     """
@@ -99,22 +99,22 @@ def contract(
 
 
 def definitions_of(model: nn.Module) -> tuple[str, ...]:
-    """Which of our definitions that only some models use a loaded model computes by, ascending. Example: ("gelu_tanh 1",)."""
-    found: set[str] = set()
+    """Return those of the definitions that only some models use on which a loaded model depends, sorted. Example: ("gelu_tanh 1",)."""
+    used: set[str] = set()
     for module in model.modules():
         if isinstance(module, GatedMLP) and module.activation == "gelu_tanh":
-            found.add(GELU_TANH)
+            used.add(GELU_TANH)
         elif isinstance(module, RMSNorm) and module.zero_centered:
-            found.add(ZERO_CENTERED)
+            used.add(ZERO_CENTERED)
         elif has_layer_types(module):
-            found.add(ROTARY_BY_LAYER)
+            used.add(ROTARY_BY_LAYER)
     if any(gate_activation(module) == "gelu_tanh" for module in experts_of(model)):
-        found.add(GELU_TANH)
-    return tuple(sorted(found))
+        used.add(GELU_TANH)
+    return tuple(sorted(used))
 
 
 def order_named(definition: str) -> Order:
-    """The order of a contract's `order`. Raises BadConfig for a definition, or a version of one, that this program does not have."""
+    """Return the order that a contract's `order` names. Raises BadConfig for an unknown definition, or an unknown version of one."""
     for order, known in ORDERS.items():
         if known == definition:
             return order
@@ -125,10 +125,10 @@ def order_named(definition: str) -> Order:
 
 @torch.inference_mode()
 def probe(backend: ComputeBackend = OWN, dtype: torch.dtype = torch.bfloat16) -> str:
-    """Eight hex digits of a hash over a few sums and products, computed on the engine's device: it covers what a list of switches may miss.
+    """Return eight hex digits of a hash over a few sums and products on the engine's device, to catch settings that `_SWITCHES` misses.
 
-    Most terms of each sum cancel in pairs, so that the remainder shows the order in which they were added, and some numbers are so
-    small that a process that flushes them to zero gets other bits.
+    Most terms of each sum cancel in pairs, so that the remainder reveals the order of additions. Some numbers are subnormal, so that a
+    process that flushes them to zero gets other bits.
     """
     with team(1):
         bits = [part.cpu() for part in computed(backend, dtype)]
@@ -136,11 +136,11 @@ def probe(backend: ComputeBackend = OWN, dtype: torch.dtype = torch.bfloat16) ->
 
 
 def computed(backend: ComputeBackend, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
-    """The input of `probe`: results of the engine's own operations, left on the backend's device.
+    """Compute the input of `probe`: results of the engine's own operations, on the backend's device.
 
-    FlexAttention, which computes a prompt on CUDA, is not among them: compiling it takes far longer than a start should.
+    FlexAttention, which computes prompts on CUDA, is not among them, because compiling it would delay the start too much.
     """
-    source = np.random.default_rng(0)  # on the host, and no normal numbers: every CPU and device is given the same
+    source = np.random.default_rng(0)  # uniform numbers from the host, which are the same for every CPU and device
     weight, x = (
         torch.from_numpy(source.random((rows, _INPUTS), np.float32) - np.float32(0.5)) for rows in (_OUTPUTS, _ROWS)
     )
@@ -158,14 +158,14 @@ def computed(backend: ComputeBackend, dtype: torch.dtype = torch.bfloat16) -> li
 
 
 def _drawn_from(logits_MV: Tensor) -> Tensor:
-    """Log-probabilities, computed as for sampled tokens."""
+    """Return log-probabilities, computed as for sampled tokens."""
     device, rows = logits_MV.device, len(logits_MV)
     tokens_M = torch.arange(rows, device=device)
     return TensorSoftmax.of(logits_MV, torch.full((rows,), 0.7, device=device)).of_tokens(tokens_M)
 
 
 def _attended(cached: Tensor, x: Tensor) -> Tensor:
-    """One token's attention over a cache, as in each step of a stream: 8 heads over 4."""
+    """Return one token's attention over a cache, as in decoding: 8 query heads over 4 key heads."""
     slots_SKD = cached.view(_OUTPUTS, 4, -1)
     held = CachedLayer(slots_SKD.clone(), slots_SKD.flip(0))
     last, block = PagedEntry(start=_OUTPUTS - 1, end=_OUTPUTS, blocks=(2, 0, 1)), _OUTPUTS // 3
@@ -178,7 +178,7 @@ def _attended(cached: Tensor, x: Tensor) -> Tensor:
 
 
 def blas() -> str:
-    """The matrix libraries with their versions, and settings that are switched off or set by the environment.
+    """Describe the BLAS libraries with their versions, and settings that are switched off or set by the environment.
 
     Example: "mkl 2024.2 mkl-dnn 3.12.0".
     """
@@ -193,22 +193,22 @@ def blas() -> str:
 
 
 def isa() -> str:
-    """The CPU, its caches (libraries cut matrices to fit them) and the vector instructions by which kernels are chosen.
+    """Describe the CPU, its caches (which determine tile sizes) and the vector instructions that determine the choice of kernels.
 
     Example: "AVX512, AMD EPYC, l1 32768, l2 1048576: avx avx2 avx512_bf16 ...".
     """
-    found = capabilities()
-    flags = sorted(name for name, has in found.items() if has is True and _FLAGS.match(name))
+    cpu = capabilities()
+    flags = sorted(name for name, has in cpu.items() if has is True and _FLAGS.match(name))
     about = [
         torch.backends.cpu.get_cpu_capability(),
-        str(found.get("cpu_name", found.get("architecture", "unknown CPU"))),
-        *(f"{level} {found[f'{level}_cache_size']}" for level in ("l1d", "l2") if f"{level}_cache_size" in found),
+        str(cpu.get("cpu_name", cpu.get("architecture", "unknown CPU"))),
+        *(f"{level} {cpu[f'{level}_cache_size']}" for level in ("l1d", "l2") if f"{level}_cache_size" in cpu),
     ]
     return f"{', '.join(about)}: {' '.join(flags)}"
 
 
 def gpu(device: str) -> str:
-    """A CUDA GPU and the libraries beside torch that choose its kernels. Example: "NVIDIA H100, sm_90, cuda 12.8, cudnn 91002"."""
+    """Describe a CUDA GPU and the libraries that choose its kernels. Example: "NVIDIA H100, sm_90, cuda 12.8, cudnn 91002"."""
     major, minor = torch.cuda.get_device_capability(device)
     parts = [torch.cuda.get_device_name(device), f"sm_{major}{minor}", f"cuda {torch.version.cuda}"]
     return ", ".join([*parts, f"cudnn {torch.backends.cudnn.version()}"])

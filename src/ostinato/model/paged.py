@@ -1,7 +1,7 @@
-"""Attention over keys and values in blocks, from torch's side: which tokens read which blocks, and the call into the kernel.
+"""Paged attention on the CPU, the kernel's interface to torch: which tokens read which blocks, and the call of the kernel.
 
-Engine and trainer describe their work in the same form, `PagedEntry`: a run of tokens of one sequence and the blocks that hold the
-sequence so far. The engine's blocks are its KV cache; the trainer lays a packed batch out in blocks for one layer at a time.
+Engine and trainer describe their work in the same form, `PagedEntry`: a run of tokens of one sequence, and the blocks that hold the
+sequence so far. The engine's blocks are its KV cache; the trainer lays out a packed batch in blocks, one layer at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from ostinato.model.cpu import spread
 from ostinato.model.kernels.attention import QUERIES, attention, write
 
-_WORTH = 4096  # query-key pairs below which a second thread costs more than it saves
+_MIN_PAIRS = 4096  # query-key pairs below which a second thread costs more than it saves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class PagedEntry:
 
 
 class Reads:
-    """The blocks that each token reads in one flattened forward pass over `entries`: made once, used by every layer.
+    """The blocks that each token reads in one flattened forward pass over `entries`: computed once, used by every layer.
 
     Token n is at position `positions_N[n]` and its blocks begin at `table[where_N[n]]`. `queries` and `longest` are kernel arguments.
     """
@@ -59,7 +59,7 @@ class Reads:
         self.longest = max((-(-entry.end // block) for entry in entries), default=0) * block
 
     def attend(self, q: Tensor, held: Blocks, scale: float, window: int) -> tuple[Tensor, Tensor]:
-        """Attention of all tokens.
+        """Compute the attention of all tokens.
 
         Args:
             q: [N, H, D]; rows after `self.tokens` are padding and get zeros.
@@ -68,7 +68,7 @@ class Reads:
             window: the number of positions that a token sees, 0 for all.
 
         Returns:
-            [N, H, D] in q's dtype and the fp32 log-sum-exp of the scores [N, H].
+            [N, H, D] in q's dtype, and the fp32 log-sum-exp of the scores [N, H].
         """
         q = q.contiguous()
         out = torch.empty_like(q)
@@ -81,16 +81,16 @@ class Reads:
         return out, lse
 
     def _cuts(self) -> list[int]:
-        """Where the tiles are divided among the threads, by query-key pairs."""
+        """Return the boundaries at which tiles are divided among threads, balanced by query-key pairs."""
         threads = torch.get_num_threads()
-        if threads == 1 or self._pairs[-1] < _WORTH:
+        if threads == 1 or self._pairs[-1] < _MIN_PAIRS:
             return [0, len(self.queries[0])]
         marks = np.linspace(0, self._pairs[-1], threads + 1)[1:-1]
         return [0, *np.searchsorted(self._pairs, marks).tolist(), len(self.queries[0])]
 
 
 def _tiles(entries: Sequence[PagedEntry], block: int) -> list[tuple[int, int, int]]:
-    """(first query, number of queries, number of leading blocks they share): a run of one sequence, or neighbours that share a prompt."""
+    """Return tiles (first query, number of queries, shared leading blocks): a run of one sequence, or rows that share a prompt."""
     tiles: list[tuple[int, int, int]] = []
     previous: PagedEntry | None = None  # the single query that the last tile ends with
     at = 0
@@ -111,7 +111,7 @@ def _tiles(entries: Sequence[PagedEntry], block: int) -> list[tuple[int, int, in
 
 
 def _common(a: Sequence[int], b: Sequence[int], most: int) -> int:
-    """The length of the common prefix, at most `most`."""
+    """Return the length of the common prefix, at most `most`."""
     for count in range(most):
         if a[count] != b[count]:
             return count
@@ -119,12 +119,12 @@ def _common(a: Sequence[int], b: Sequence[int], most: int) -> int:
 
 
 def array(x: Tensor) -> NDArray[Any]:
-    """The tensor's memory for a kernel: fp32 as it is, bf16 as uint16."""
+    """Return the tensor's memory as an array for a kernel: fp32 as it is, bf16 as uint16."""
     return x.detach().view(torch.uint16).numpy() if x.dtype == torch.bfloat16 else x.detach().numpy()
 
 
 class Blocks:
-    """Keys and values of one layer for every block, initially zeros, because a masked 0 times a NaN would be a NaN."""
+    """One layer's keys and values for every block. Initially zeros, because 0 x NaN of a masked key would be NaN."""
 
     __slots__ = ("keys", "keys_array", "values", "values_array")
 
@@ -134,13 +134,13 @@ class Blocks:
         self.keys_array, self.values_array = array(self.keys), array(self.values)
 
     def write(self, k: Tensor, v: Tensor, places: TokenPlaces) -> None:
-        """Put tokens of k and v [N, KV, D] where `places` says."""
+        """Write tokens of k and v [N, KV, D] to `places`."""
         write(array(k), array(v), places.tokens, places.blocks, places.offsets, self.keys_array, self.values_array)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPlaces:
-    """Token `tokens[i]` of the forward pass goes to place `offsets[i]` of block `blocks[i]`; a token may go to several blocks."""
+    """Where tokens are written: token `tokens[i]` of the pass to offset `offsets[i]` of block `blocks[i]`. One token may have several."""
 
     tokens: NDArray[np.int64]
     blocks: NDArray[np.int64]
@@ -148,7 +148,7 @@ class TokenPlaces:
 
     @staticmethod
     def of(entries: Sequence[PagedEntry], block: int) -> TokenPlaces:
-        """Each entry's own tokens, in the order of the flattened forward pass."""
+        """Return the places of each entry's own tokens, in the order of the flattened forward pass."""
         where = [(e.blocks[p // block], p % block) for e in entries for p in range(e.start, e.end)]
         pairs = np.array(where, np.int64).reshape(-1, 2)
         return TokenPlaces(np.arange(len(pairs)), pairs[:, 0].copy(), pairs[:, 1].copy())
@@ -156,7 +156,7 @@ class TokenPlaces:
 
 @dataclass(frozen=True, slots=True)
 class PagedCache:
-    """All data of attention over blocks: the reads, the places of writes, and the blocks of each layer."""
+    """All data of paged attention: the reads, the places of writes, and the blocks of each layer."""
 
     reads: Reads
     places: TokenPlaces
@@ -166,7 +166,7 @@ class PagedCache:
 class PagedAttend:
     """Attention of one flattened forward pass over `entries`, whose keys and values it writes: the model's `attend`.
 
-    All indices are computed here, once per pass instead of once per layer. `blocks(layer, kv_heads, dim, dtype)` gives a layer's blocks.
+    Indices are computed once per pass instead of once per layer. `blocks(layer, kv_heads, dim, dtype)` returns a layer's blocks.
     """
 
     def __init__(
@@ -175,19 +175,19 @@ class PagedAttend:
         self._reads, self._places, self._blocks = Reads(entries, block), TokenPlaces.of(entries, block), blocks
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
-        """Queries [N, H, D], keys and values [N, KV, D] -> [N, H, D]."""
+        """Attend: queries [N, H, D], keys and values [N, KV, D] -> [N, H, D]. Writes the keys and values to the blocks."""
         held = self._blocks(layer, k.shape[1], k.shape[2], k.dtype)
         held.write(k, v, self._places)
         return self._reads.attend(q, held, scale, window)[0]
 
     def pages(self, layers: int, kv_heads: int, dim: int, dtype: torch.dtype) -> PagedCache:
-        """The same attention as `PagedCache`, for code that runs all layers at once."""
+        """Return the data of this attention, for code that computes all layers in one call."""
         held = [self._blocks(layer, kv_heads, dim, dtype) for layer in range(layers)]
         return PagedCache(self._reads, self._places, held)
 
 
 class WholeAttend(PagedAttend):
-    """Causal attention over whole sequences, concatenated, by the same arithmetic as engine and trainer.
+    """Causal attention over whole concatenated sequences, with the same arithmetic as in engine and trainer.
 
     Example: ``hidden(model, ids_N, positions_N, WholeAttend([5, 3]))`` for a sequence of 5 tokens and one of 3.
     """

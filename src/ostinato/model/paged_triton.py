@@ -1,10 +1,10 @@
 # pyright: basic
 # ruff: noqa: ANN001, ANN202 (the compiler of Triton reads the kernel, and knows its arguments' types)
-"""Paged attention of one token per sequence, as a kernel in Triton, which torch's CUDA builds bring and its CPU builds do not.
+"""Paged attention of one token per sequence as a Triton kernel. Torch's CUDA builds include Triton, its CPU builds do not.
 
-Nothing is gathered, and a row's bits do not depend on other rows. The softmax is computed tile by tile with a running maximum (Milakov and
-Gimelshein 2018, arXiv 1805.02867), as in FlashAttention. One program reads the whole past of one token for one key head; its queries share
-that reading.
+Keys and values are read in place, and a row's bits do not depend on other rows. The softmax is computed tile by tile with a running
+maximum (online softmax, Milakov and Gimelshein 2018, arXiv 1805.02867), as in FlashAttention. One program reads one token's whole past for
+one key head, on behalf of all query heads that share it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 _TILE = 64  # positions read at once
-_FEWEST = 16  # rows of a product on a matrix unit
+_MIN_DOT = 16  # smallest size in tl.dot
 
 
 @triton.jit
@@ -73,15 +73,15 @@ def _kernel(
 def attend(
     q: Tensor, keys: Tensor, values: Tensor, table_RB: Tensor, lengths_R: Tensor, block: int, scale: float, window: int
 ) -> Tensor:
-    """Attention of R tokens, each the last of its sequence.
+    """Compute the attention of R tokens, each the last of its sequence.
 
     Args:
         q: [R, H, D].
         keys: [slots, KV, D], contiguous.
         values: [slots, KV, D], contiguous.
-        table_RB: the blocks of each sequence in order, int64; its last columns are not read.
-        lengths_R: the tokens of each sequence, the last one included, at least 1, int64.
-        block: tokens of a block.
+        table_RB: the blocks of each sequence in order, int64; columns beyond a sequence's blocks are not read.
+        lengths_R: the length of each sequence, the last token included, at least 1, int64.
+        block: the block size in tokens.
         scale: multiplies the scores.
         window: the number of positions that a token sees, 0 for all.
 
@@ -107,9 +107,9 @@ def attend(
             table_RB.stride(0),
             lengths_R.stride(0),
             HEADS=shared,
-            ROWS=max(_FEWEST, triton.next_power_of_2(shared)),
+            ROWS=max(_MIN_DOT, triton.next_power_of_2(shared)),
             DIM=dim,
-            WIDE=max(_FEWEST, triton.next_power_of_2(dim)),
+            WIDE=max(_MIN_DOT, triton.next_power_of_2(dim)),
             TILE=_TILE,
             BLOCK=block,
         )

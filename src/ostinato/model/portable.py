@@ -1,8 +1,8 @@
-"""Operations of torch that give other bits on other CPUs, replaced by our own in the library's routers and rotary embeddings.
+"""Portable operations: in the library's routers and rotary embeddings, replaces torch operations whose bits depend on the CPU by our own.
 
 Elementwise additions, products, divisions and roundings are the same everywhere (IEEE 754). Matrix products, sums, exponentials, sines
-and cosines are not: a library chooses their order and their polynomials by the CPU's vectors. What a model still computes by such
-operations is found by tracing a pass (`library_operations`), and its numerics contract names the library then.
+and cosines are not: a library chooses their order and their polynomials by the CPU's vector width. `library_operations` traces a pass to
+find the operations of this kind that a model still uses; its numerics contract then names the library.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _SAME_EVERYWHERE = frozenset(
     triu unbind unsafe_view _unsafe_view unfold unsqueeze view where zeros zeros_like isnan isinf _local_scalar_dense
     """.split()  # noqa: SIM905
 )
-"""ATen operations whose results do not depend on vector widths: moves, comparisons, integer sums, and single IEEE operations."""
+"""ATen operations whose results do not depend on the vector width: moves, comparisons, integer sums, and single IEEE operations."""
 
 
 class PortableOperations(TorchFunctionMode):
-    """Inside, operations on CPU tensors that our kernels define are computed by them."""
+    """A context in which our kernels compute the operations on CPU tensors that they define."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -61,7 +61,7 @@ def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, **scales: Any) -> Tensor:
 
 
 def _power_of(exponent: Any, base: Any) -> Any:
-    """``base ** exponent`` for a positive number and a tensor, as in the frequencies of rotary embeddings."""
+    """Return ``base ** exponent`` for a positive number and a tensor, as in the frequencies of rotary embeddings."""
     if not isinstance(base, int | float) or not 0 < base < 1e30 or not isinstance(exponent, Tensor):
         return NotImplemented
     if not exponent.is_cpu or exponent.dtype != torch.float32 or exponent.requires_grad:
@@ -76,7 +76,7 @@ def _power(base: Any, exponent: Any) -> Any:
 
 
 def _topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
-    """The k largest numbers of each row, descending; of equal ones the first."""
+    """Return the k largest numbers of each row, descending; of ties the first."""
     if not largest or not sorted or dim not in (-1, input.dim() - 1):
         return NotImplemented
     values, ids = input.sort(dim=-1, descending=True, stable=True)
@@ -108,7 +108,7 @@ def _sigmoid(input: Tensor) -> Tensor:
 
 
 def _sum(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    """A sum along the last axis, ascending: of a token's gates, which are few."""
+    """Sum along the last axis in ascending order, one after another: meant for a token's few gates."""
     last = dim if isinstance(dim, int) else dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else None
     if not input.is_floating_point() or last not in (-1, input.dim() - 1) or dtype is not None:
         return NotImplemented
@@ -165,7 +165,7 @@ _OURS: dict[Any, Callable[..., Any]] = {
 
 
 def make_portable(model: nn.Module) -> int:
-    """Give the model's routers, rotary embeddings and Conv1D layers our operations, in place, by subclasses; returns how many modules."""
+    """Make the model's routers, rotary embeddings and Conv1D layers use our operations, in place, by subclassing; return how many."""
     count = 0
     for module in model.modules():
         is_router = hasattr(module, "top_k") and hasattr(module, "num_experts") and hasattr(module, "weight")
@@ -179,7 +179,7 @@ def make_portable(model: nn.Module) -> int:
 
 
 def has_layer_types(module: nn.Module) -> bool:
-    """Whether a module is a rotary embedding with frequencies for each type of layer, as Gemma 3's."""
+    """Return whether a module is a rotary embedding with separate frequencies for each layer type, as in Gemma 3."""
     return not hasattr(module, "inv_freq") and bool(_frequencies_of(module))
 
 
@@ -188,9 +188,9 @@ def _frequencies_of(module: nn.Module) -> list[str]:
 
 
 def _compute_frequencies(module: Any) -> None:
-    """Compute a rotary embedding's frequencies again: the library's powers give other bits on other CPUs.
+    """Recompute a rotary embedding's frequencies, because the library's powers give other bits on other CPUs.
 
-    A module whose constructor is not the usual one keeps the library's, and says so (`own_frequencies`).
+    A module with an unusual constructor keeps the library's frequencies, recorded as `own_frequencies = False`.
     """
     names = _frequencies_of(module)
     if not names:
@@ -219,8 +219,8 @@ def _portable(kind: type) -> type:
     return _known[kind]
 
 
-class _Seen(TorchDispatchMode):
-    """Collects the names of ATen operations on floating-point numbers that may give other bits on another CPU."""
+class _OperationRecorder(TorchDispatchMode):
+    """Records the names of floating-point ATen operations that may give other bits on another CPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -245,17 +245,17 @@ def _has_floats(parts: object) -> bool:
 
 
 def _chosen_by_library(name: str, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> bool:
-    """Whether a known operation is called in a way in which the library chooses an order, a tie or a fused operation."""
+    """Return whether a known operation is called in a way that leaves an order, a tie or an operator fusion to the library."""
     if named.get("alpha", 1) != 1 or named.get("accumulate") or (name.startswith("index_put") and True in args[3:]):
         return True
-    if "sort" in name:  # equal numbers may change places
+    if "sort" in name:  # ties may come in any order
         return not (named.get("stable") or (func._overloadname == "stable" and True in args[1:2]))
     return name in ("cumsum", "topk") or "reduce" in named
 
 
 def library_operations(run: Callable[[], object]) -> tuple[str, ...]:
-    """The names of torch's operations in a pass that may give other bits on another CPU, ascending. Example: ("gelu",)."""
-    seen = _Seen()
-    with torch.inference_mode(), seen:
+    """Run a pass; return the sorted names of torch operations in it that may give other bits on another CPU. Example: ("gelu",)."""
+    recorder = _OperationRecorder()
+    with torch.inference_mode(), recorder:
         run()
-    return tuple(sorted(seen.names))
+    return tuple(sorted(recorder.names))

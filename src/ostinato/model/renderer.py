@@ -1,7 +1,7 @@
-"""Conversations <-> token ids for one model directory: its own tokenizer and chat template, with roles that cannot be forged.
+"""The renderer: converts between conversations and token ids by a model's own tokenizer and chat template, with unforgeable roles.
 
-Control tokens in text from outside are fenced before the template sees the text (`chat_template`); after rendering, the text inside a
-fence is encoded by a second tokenizer that knows no control tokens.
+Control tokens in untrusted text are fenced before the template sees the text (`chat_template`); after rendering, the text inside a fence
+is encoded by a second tokenizer that knows no control tokens.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _SPACE = "\u2581"  # how SentencePiece writes a space
 
 
 class TokenBytes:
-    """The bytes of token ids. Exact for byte-level and byte-fallback tokenizers; for others the bytes of the decoded text.
+    """The bytes of single token ids. Exact for byte-level and byte-fallback tokenizers; for others the bytes of the decoded text.
 
     Example: for a byte-level tokenizer that cuts an emoji in two, ``b"".join(map(TokenBytes(core).of, ids)) == "🙂".encode()``
     """
 
     def __init__(self, core: Tokenizer, state: Mapping[str, Any] | None = None) -> None:
-        """`state`: the tokenizer's JSON, parsed; None: it is asked."""
+        """`state`: the tokenizer's parsed JSON; None: take it from `core`."""
         self._core = core
         self._plain = {id: token.content for id, token in core.get_added_tokens_decoder().items()}
         kinds = _kinds((json.loads(core.to_str()) if state is None else state).get("decoder"))
@@ -49,7 +49,7 @@ class TokenBytes:
         self._fallback = "ByteFallback" in kinds
 
     def of(self, token: int) -> bytes:
-        """The bytes of one id; b"" for an id that the tokenizer does not know."""
+        """Return the bytes of one id; b"" for an id that the tokenizer does not know."""
         piece = self._plain.get(token)
         if piece is not None:
             return piece.encode()
@@ -65,14 +65,14 @@ class TokenBytes:
 
 
 def _kinds(decoder: Any) -> set[str]:
-    """The names of a decoder and its parts."""
+    """Return the type names of a decoder and its parts."""
     if not decoder:
         return set()
     return {decoder["type"]}.union(*map(_kinds, decoder.get("decoders", ())))
 
 
 def _byte_level() -> dict[str, int]:
-    """GPT-2's alphabet: printable bytes are themselves, the others are characters from U+0100 on."""
+    """Return GPT-2's byte alphabet {character: byte}: printable bytes stand for themselves, the others for characters from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     letters = {chr(byte): byte for byte in printable}
@@ -83,11 +83,13 @@ def _byte_level() -> dict[str, int]:
 
 
 FENCES = ("```", "~~~")
-_HELD_CHARS = 1_000  # `encode` holds the interpreter's lock until it is done, which would stop all streams; a batch of one lets go of it
+_MAX_ENCODE_CHARS = (
+    1_000  # `encode` holds the GIL, which would stop all streams for a long text; `encode_batch_fast` releases it
+)
 
 
 class HFRenderer:
-    """The core Renderer over a Hugging Face tokenizer and chat template.
+    """Implements `core.seams.Renderer` with a Hugging Face tokenizer and chat template.
 
     Example: ``HFRenderer(path).chat(Conversation(messages=(Message(role=Role.USER, text="hi"),)))``. Raises BadConfig for a
     directory whose tokenizer cannot be loaded, BadRequest for input that cannot be rendered. Safe to share between threads.
@@ -113,7 +115,7 @@ class HFRenderer:
         core.no_padding()
         self.vocab_size, self.context = int(config.vocab_size), int(config.max_position_embeddings)
         self._core = core
-        state = json.loads(core.to_str())  # once: a vocabulary's JSON is long
+        state = json.loads(core.to_str())  # parsed once, because a vocabulary's JSON is large
         self._bytes = TokenBytes(core, state)
         self._control = _control_tokens(core)
         self._plain = _without(state, self._control)
@@ -136,24 +138,24 @@ class HFRenderer:
 
     @property
     def chats(self) -> bool:
-        """False for a model without a chat template, which takes plain prompts alone."""
+        """False for a model without a chat template, which takes only plain prompts."""
         return bool(self._template.source)
 
     def chat(self, conversation: Conversation) -> list[int]:
-        written = self._template.begun if conversation.continued else self._template.asking
-        return self._encode_fenced(written(conversation))
+        render = self._template.with_open_message if conversation.continued else self._template.with_generation_prompt
+        return self._encode_fenced(render(conversation))
 
     def said(self, conversation: Conversation) -> tuple[list[int], list[int]]:
-        """A conversation that ends with the assistant's message as (prompt, answer): the ids that a model would be shown, and those that it
-        would have to sample, the end token included.
+        """Split a conversation that ends with an assistant message into (prompt, answer): the ids that a model would be given, and those
+        that it would have to sample, including the end token.
 
-        Raises BadRequest for another last message, or if the template writes the beginning in another way once the answer follows.
+        Raises BadRequest for another last message, or if the template renders the beginning differently once the answer follows.
         """
         *before, last = conversation.messages
         if last.role is not Role.ASSISTANT:
             raise BadRequest("the last message is not the assistant's", field="messages")
         prompt = self.chat(replace(conversation, messages=tuple(before), continued=False))
-        whole = self._encode_fenced(self._template.told(conversation))
+        whole = self._encode_fenced(self._template.without_generation_prompt(conversation))
         answer = whole[len(prompt) :]
         end = next((place for place, token in enumerate(answer) if token in self._ends), None)
         if whole[: len(prompt)] != prompt or end is None:
@@ -164,20 +166,20 @@ class HFRenderer:
         if conversation.continued:
             raise BadRequest("a conversation whose last message is continued is rendered anew", field="messages")
         ends = {token for token, id in self._control.items() if id in self._ends}
-        ids = self._encode_fenced(self._template.after(conversation, known, ends))
+        ids = self._encode_fenced(self._template.text_after(conversation, known, ends))
         end = next((i for i, token in enumerate(ids) if token in self._ends), None)
         if end is not None and not self.decode(ids[:end]).strip():
             return ids[end + 1 :]
         return ids
 
     def conversation_of(self, ids: Sequence[int]) -> Conversation | None:
-        """The inverse of `chat`: a conversation, of messages without tools, that `chat` renders to these ids. None if none was found, as
-        for a template that names no roles in words.
+        """Invert `chat`: return a conversation without tools that `chat` renders to these ids; None if none was found, as for a template
+        that does not write roles as words.
         """
-        found = self.messages_of(ids)
-        trimmed = [replace(message, text=message.text.strip()) for message in found]
-        for messages in (found, trimmed):
-            for asked in (messages[:-1], messages):  # first as the opening of an answer, then as one that is continued
+        parsed = self.messages_of(ids)
+        trimmed = [replace(message, text=message.text.strip()) for message in parsed]
+        for messages in (parsed, trimmed):
+            for asked in (messages[:-1], messages):  # the last message is a generation prompt, or one that is continued
                 if not asked or (asked is messages and messages[-1].role is not Role.ASSISTANT):
                     continue
                 conversation = Conversation(messages=tuple(asked), continued=asked is messages)
@@ -187,13 +189,13 @@ class HFRenderer:
         return None
 
     def messages_of(self, ids: Sequence[int]) -> list[Message]:
-        """The messages in a rendered conversation, the opening of the answer included; [] if its template names no roles in words."""
+        """Parse the messages of a rendered conversation, including the answer's opening; [] if the template writes no roles as words."""
         return _messages(list(_segments(ids, self.token_bytes)))
 
     def with_note(self, ids: Sequence[int], note: str) -> list[int]:
-        """A rendered conversation with a text at the end of its last message; [] if it does not end as the template ends a prompt.
+        """Append a text to the last message of a rendered conversation; [] if it does not end as the template ends a prompt.
 
-        Raises BadRequest for a text that has no tokens but control tokens.
+        Raises BadRequest for a text that the tokenizer can only encode with control tokens.
         """
         tail = self._tail
         if not tail or list(ids[-len(tail) :]) != tail:
@@ -202,10 +204,12 @@ class HFRenderer:
 
     @cached_property
     def _tail(self) -> list[int]:
-        """What the template puts after the text of a user's message at the end, up to the answer; [] if that cannot be told."""
+        """The ids that the template writes between the last user message's text and the answer; [] if unknown."""
         try:
-            written = self._template.asking(Conversation(messages=(Message(role=Role.USER, text=_MARK),)))
-        except BadRequest:  # a template that wants other roles
+            written = self._template.with_generation_prompt(
+                Conversation(messages=(Message(role=Role.USER, text=_MARK),))
+            )
+        except BadRequest:  # the template requires other roles
             return []
         return self._encode_piece(self._core, written.rpartition(_MARK)[2], first=False)
 
@@ -254,8 +258,8 @@ class HFRenderer:
         return self._format.opens_call(text)
 
     def reserved_ids(self) -> frozenset[int]:
-        """Tokens that no dial may make likelier or unlikelier: control tokens but for the end of an answer, whose length is a matter of
-        form, and those that openings of tool calls and of fenced code are made of.
+        """Return the tokens that no dial may steer: control tokens, except those that end an answer (so that dials may affect its length),
+        and the tokens in the openings of tool calls and of fenced code.
         """
         openings = (self.encode(text) for text in (*self._format.openings, *FENCES))
         return (self._control_ids - self._stop_ids).union(*openings)
@@ -265,7 +269,7 @@ class HFRenderer:
 
     @cached_property
     def grammars(self) -> Grammars:
-        """The compiler of grammars for this tokenizer. Takes half a second to make."""
+        """The grammar compiler for this tokenizer. Takes half a second to build."""
         return Grammars(self._core.to_str(), self.vocab_size, self._stop_ids)
 
     @cached_property
@@ -275,7 +279,7 @@ class HFRenderer:
     # ------------------------------------------------------------ text -> ids
 
     def _encode_fenced(self, text: str) -> list[int]:
-        """Encode rendered text: pieces inside a fence as ordinary characters, the rest with control tokens."""
+        """Encode rendered text: fenced pieces as ordinary characters, the rest with control tokens."""
         ids: list[int] = []
         for piece, fenced in self._fences.pieces(text):
             ids += self._encode_piece(self._plain if fenced else self._core, piece, first=not ids)
@@ -283,40 +287,40 @@ class HFRenderer:
         return ids
 
     def _check_control(self, ids: Sequence[int], written: Sequence[int]) -> None:
-        """The last line of defence: the control tokens among `ids` must be those that the template wrote, in its order."""
+        """Raise BadRequest unless the control tokens in `ids` are exactly those that the template wrote: the last line of defence."""
         if [token for token in ids if token in self._control_ids] != written:
             raise BadRequest(
                 "the text holds characters that this model's tokenizer turns into control tokens", field="messages"
             )
 
     def _encode_piece(self, tokenizer: Tokenizer, piece: str, *, first: bool) -> list[int]:
-        """Ids of `piece`; unless it is the first, without the space that some tokenizers put before a text's first word."""
+        """Encode a piece; unless it is the first, without the space that some tokenizers add before a text's first word."""
         if first or not self._adds_space or not piece:
             return self._ids(tokenizer, piece)
         return self._ids(tokenizer, "\n" + piece)[len(self._ids(tokenizer, "\n")) :]
 
     @staticmethod
     def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
-        if len(text) <= _HELD_CHARS:
+        if len(text) <= _MAX_ENCODE_CHARS:
             return tokenizer.encode(text, add_special_tokens=False).ids
         return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def _find_stop_ids(self, path: Path, config: Any, library_end: Any) -> frozenset[int]:
-        """End tokens by configuration, and the control token that the template puts after the last answer."""
+        """Return the end tokens by configuration, and the control token that the template writes after the last answer."""
         stated = {"config.json": getattr(config, "eos_token_id", None), "tokenizer_config.json": library_end}
         if (path / GENERATION).is_file():
             stated[GENERATION] = read_json(path / GENERATION).get("eos_token_id")
         ids = {id for name, value in stated.items() for id in _token_ids(path / name, value)}
-        possible = {id for id in ids if 0 <= id < self.vocab_size}  # -1 stands for none in some files
+        possible = {id for id in ids if 0 <= id < self.vocab_size}  # some files use -1 for none
         return frozenset(possible.union(self._control[token] for token in self._template.ends[:1]))
 
 
-_MARK = "qzvnotevzq"  # that no template looks for
+_MARK = "qzvnotevzq"  # a text that no template looks for
 _ROLES = {role.value: role for role in (Role.SYSTEM, Role.USER, Role.ASSISTANT)} | {"model": Role.ASSISTANT}
 
 
 def _segments(ids: Sequence[int], bytes_of: Callable[[int], bytes]) -> Iterator[str]:
-    """The text between control tokens, also where there is none."""
+    """Yield the texts between control tokens, empty ones included."""
     held: list[bytes] = []
     for token in ids:
         if piece := bytes_of(token):
@@ -328,7 +332,7 @@ def _segments(ids: Sequence[int], bytes_of: Callable[[int], bytes]) -> Iterator[
 
 
 def _messages(segments: Sequence[str]) -> list[Message]:
-    """The messages of a rendered conversation: a role is the first line of a segment, or a segment of its own. [] if there is none."""
+    """Parse messages from segments: a role is the first line of a segment, or a segment of its own. [] for any other form."""
     messages: list[Message] = []
     role: Role | None = None
     for text in segments:
@@ -346,7 +350,7 @@ def _messages(segments: Sequence[str]) -> list[Message]:
 
 
 def _token_ids(file: Path, value: Any) -> list[int]:
-    """The ids that an `eos_token_id` names: none, one or several. Raises BadConfig for anything else."""
+    """Return the ids in an `eos_token_id`: none, one or several. Raises BadConfig for anything else."""
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if any(type(id) is not int for id in ids):
         raise BadConfig(f"{file}: eos_token_id is {str(value)[:60]!r}; it must be a token's id or a list of them")
@@ -354,18 +358,18 @@ def _token_ids(file: Path, value: Any) -> list[int]:
 
 
 def _control_tokens(core: Tokenizer) -> dict[str, int]:
-    """All added tokens except runs of white space, which some tokenizers add as ordinary text."""
+    """Return all added tokens except runs of white space, which some tokenizers add as ordinary text."""
     return {t.content: i for i, t in core.get_added_tokens_decoder().items() if t.content and not t.content.isspace()}
 
 
 def _without(state: Mapping[str, Any], control: Collection[str]) -> Tokenizer:
-    """A tokenizer of this JSON that does not know the control tokens."""
+    """Return a tokenizer from this JSON that does not know the control tokens."""
     kept = [token for token in state["added_tokens"] if token["content"] not in control]
     return Tokenizer.from_str(json.dumps({**state, "added_tokens": kept}))
 
 
 def _showing(core: Tokenizer, state: Mapping[str, Any], markers: Collection[str]) -> Tokenizer:
-    """A copy of the tokenizer, of which this is the JSON, that shows these tokens when it decodes; itself if there are none."""
+    """Return a copy of the tokenizer, whose JSON is `state`, that shows these tokens when it decodes; `core` itself without markers."""
     if not markers:
         return core
     tokens = [

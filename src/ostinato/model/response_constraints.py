@@ -1,10 +1,10 @@
-"""Constrained decoding: a demand on an answer -> a grammar in llguidance's Lark, under which the tokens are then drawn.
+"""Constrained decoding: translates a demand on an answer into a grammar in llguidance's Lark dialect.
 
-A demand is JSON text of a schema, calls of tools, written in the model's own format (`Wording`), or any text without a call. A model that
-thinks may do so first.
+A demand is JSON that follows a schema, tool calls in the model's own format (`Wording`), or any text without a call. A reasoning model may
+think first.
 
-Limits on JSON schemas, beyond which compiling their grammars would cost too much. The compiler itself is tried in a separate process
-(`model/grammars.py`); schemas known to be expensive are refused before that.
+JSON schemas that are known to be too expensive to compile are refused here. All other grammars are tried in a separate process
+(`model/grammars.py`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 from ostinato.core.conversation import Conversation, Demand, Tool
 from ostinato.core.errors import BadRequest
 
-# ---------------------------------------------------------------- bounds
+# ---------------------------------------------------------------- limits on schemas
 
 
-MOST_PATTERNS = 16  # of `patternProperties`: the time grows with their cube
-MULTIPLES = (0.001, 1_000.0)  # of `multipleOf`: the memory grows with it
+MAX_PATTERNS = 16  # `patternProperties`: compile time grows with the cube of their number
+MULTIPLES = (0.001, 1_000.0)  # range of `multipleOf`: compile memory grows with it
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
@@ -33,19 +33,19 @@ def check_schema(schema: Mapping[str, Any]) -> None:
             found = node.get("patternProperties")
             patterns += len(found) if isinstance(found, Mapping) else 0
             _check_multiple(node.get("multipleOf"))
-    if patterns > MOST_PATTERNS:
-        raise _too_much(f"{patterns} patternProperties, of which {MOST_PATTERNS} may be")
+    if patterns > MAX_PATTERNS:
+        raise _too_expensive(f"{patterns} patternProperties; send {MAX_PATTERNS} at most")
 
 
 def _check_multiple(value: Any) -> None:
     least, most = MULTIPLES
     if isinstance(value, int | float) and not least <= value <= most:
-        # a whole number may be too long to be a float
-        raise _too_much(f"a multipleOf of {str(value)[:20]}; give {least:g} to {most:g}")
+        # an integer may be too large for a float, so its text is cut
+        raise _too_expensive(f"a multipleOf of {str(value)[:20]}; give {least:g} to {most:g}")
 
 
 def _nodes(value: Any) -> Iterator[Any]:
-    """All parts of a JSON value."""
+    """Yield all parts of a JSON value, itself included."""
     todo = [value]
     while todo:
         part = todo.pop()
@@ -56,7 +56,7 @@ def _nodes(value: Any) -> Iterator[Any]:
             todo.extend(part)
 
 
-def _too_much(what: str) -> BadRequest:
+def _too_expensive(what: str) -> BadRequest:
     return BadRequest(
         f"The format, or the parameters of a tool that must be called, cannot be enforced: it has {what}."
     )
@@ -66,16 +66,16 @@ def _too_much(what: str) -> BadRequest:
 
 
 _ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-"""If free white space is allowed between the parts of a JSON text, some models generate nothing else."""
+"""JSON on one line: with free white space allowed, some models generate nothing but white space."""
 _GAP = r"SPACE: /\s{0,4}/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wording:
-    r"""How a family of models writes calls: `calls` encloses all of them, `call` the name and the arguments' JSON text.
+    r"""The syntax in which a family of models writes tool calls: `calls` encloses all calls, `call` is one call with NAME and ARGUMENTS.
 
-    `several` separates two calls; None: only one can be made. `text` precedes an answer's text, and `thought` encloses the model's
-    thinking, if it thinks.
+    `several` separates two calls; None: the model can only make one. `text` precedes an answer's text. `thought` encloses the reasoning
+    of a reasoning model.
 
     Example: ``Wording(call='<tool_call>\n{"name": "NAME", "arguments": ARGUMENTS}\n</tool_call>', several="\n")``
     """
@@ -96,16 +96,15 @@ def grammar_of(
     opening: str,
     opener: str = "",
 ) -> str:
-    """The grammar of a conversation's demand on its answer; "" if there is no demand.
+    """Return the grammar of a conversation's demand on its answer; "" if there is no demand.
 
     Args:
-        conversation: with the demand.
-        wording: the model's way to write calls; None if unknown.
-        control: the tokenizer's control tokens, which are demanded by id.
-        thinks: the model may think before it answers.
+        conversation: the conversation, with its demand.
+        wording: the syntax of the model's calls; None if unknown.
+        control: the tokenizer's control tokens, which the grammar names by id.
+        thinks: the model may reason before it answers.
         opening: the text with which the template begins the answer.
-        opener: a regular expression of what every call holds, "" if that is unknown; text without it is what a demand that forbids calls
-            leaves.
+        opener: a regular expression that matches in every call, "" if unknown; a demand without calls forbids text that matches it.
 
     Raises:
         BadRequest: this model cannot be made to follow the demand.
@@ -119,7 +118,9 @@ def grammar_of(
             field="tool_choice",
         )
     if conversation.continued and (demand.schema is not None or demand.calls):
-        raise BadRequest("nothing can be demanded of an answer that goes on with a message", field="messages")
+        raise BadRequest(
+            "an answer that continues a message cannot be constrained; demand no format and no call", field="messages"
+        )
     for schema in (demand.schema, *(tool.parameters for tool in conversation.tools if tool.name in demand.calls)):
         if schema is not None:
             check_schema(schema)
@@ -128,7 +129,7 @@ def grammar_of(
 
 
 class _Lark:
-    """Writes rules for one model."""
+    """Writes grammar rules in the syntax of one model."""
 
     def __init__(self, wording: Wording, control: Mapping[str, int]) -> None:
         self._wording, self._control = wording, control
@@ -154,7 +155,7 @@ class _Lark:
         return "\n".join([_row("start:", thought, "answer"), f"answer: {' | '.join(answers)}", *rules])
 
     def _thought(self, end: str) -> list[str]:
-        """Rules for any text up to this end."""
+        """Return rules for any text up to `end`."""
         closing = self._literal(end)
         if closing.startswith("<["):  # a control token is not text
             return [f"thought: ANYTHING {closing} SPACE", "ANYTHING: /(.|\\n)*/", _GAP]
@@ -176,7 +177,7 @@ class _Lark:
         return rules
 
     def _literal(self, text: str) -> str:
-        """A rule for exactly this text, with control tokens by id; "" for empty text."""
+        """Return a rule for exactly this text, with control tokens by id; "" for empty text."""
         parts: list[str] = []
         at = 0
         for match in self._token.finditer(text):
@@ -195,5 +196,5 @@ def _json(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
 
 
 def _arguments(tool: Tool) -> str:
-    """A rule for a tool's arguments; parts of the schema that cannot be enforced are left to the model, unless the tool is strict."""
+    """Return a rule for a tool's arguments. Unless the tool is strict, parts of its schema that cannot be enforced are left out."""
     return _json(tool.parameters or {"type": "object"}, lenient=not tool.strict)

@@ -1,8 +1,8 @@
-"""The routers' choices of experts: recorded in the engine's forward pass, replayed in the trainer's.
+"""Router replay: the routers' choices of experts are recorded in the engine's forward pass and replayed in the trainer's.
 
-Forward hooks on the router modules; no module is replaced. Replay fixes the ids only: gates are recomputed from the live router
-logits, so gradients reach the router (R3, arXiv 2510.11370, replays the choice the same way). Layers are looked up by index, never by
-a cursor, so recomputing activations in the backward pass finds the same routes again.
+It works by forward hooks on the router modules; no module is replaced. Replay fixes the expert ids only: gates are recomputed from the
+live router logits, so gradients reach the router (as in R3, arXiv 2510.11370). Layers are looked up by index, not by a cursor, so
+activation checkpointing, which recomputes layers in the backward pass, finds the same routes again.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Recording:
         self._ids: list[Tensor | None] = [None] * routing.layers
 
     def ids_NLk(self) -> Tensor:
-        """The chosen ids [N, L, k], each set ascending: uint8 up to 256 experts, int16 up to 32768, else int32.
+        """Return the chosen ids [N, L, k], each set ascending: uint8 up to 256 experts, int16 up to 32768, else int32.
 
-        Raises BadRoutes when some router was not called.
+        Raises BadRoutes if a router was not called.
         """
         if any(ids is None for ids in self._ids):
             absent = [layer for layer, ids in enumerate(self._ids) if ids is None]
@@ -43,7 +43,7 @@ class Recording:
         return stacked.sort(dim=-1).values.to(_narrow(self._routing.experts))
 
     def route(self, layer: int, logits: Tensor, scores: Tensor, live: Tensor) -> tuple[Tensor, Tensor] | None:
-        """A replacement for one router's output; None leaves it as it is."""
+        """Return a replacement for one router's (scores, ids); None leaves them as they are."""
         self._ids[layer] = live
         return None
 
@@ -51,8 +51,8 @@ class Recording:
 class Replay(Recording):
     """A replay in progress; its `ids_NLk` are the ids in use, after the plausibility filter.
 
-    Counts are over (token, layer) pairs with a recorded choice: `routed` is their number; in `flips` of them the live choice was
-    another set; in `implausible` of them the filter restored the live choice. Recomputed layers are counted once.
+    Counts are over (token, layer) pairs with a recorded choice. `routed`: all of them; `flips`: those with a different live choice;
+    `implausible`: those in which the filter restored the live choice. Recomputed layers are counted once.
     """
 
     def __init__(self, routing: Routing, ids_NLk: Tensor, plausible: float | None) -> None:
@@ -90,16 +90,16 @@ class Replay(Recording):
         return cast("_Recipe", self._routing.recipe).gates(logits, ids)
 
     def _doubtful(self, logits: Tensor, live: Tensor, wanted: Tensor) -> Tensor:
-        """[N]: does any recorded expert have less than `plausible` times the probability of the last one chosen live?"""
+        """Return [N]: whether any recorded expert has less than `plausible` times the probability of the least likely live choice."""
         probabilities = torch.softmax(logits, -1, dtype=torch.float32)
         last_live = probabilities.gather(-1, live).amin(-1)
         return probabilities.gather(-1, wanted).amin(-1) < cast("float", self._plausible) * last_live
 
 
 class Routing:
-    """The routers of one model. `layers` counts the layers with a router, in order; `experts` and `top_k` are those of each.
+    """The routers of one model. `layers`: the number of layers with a router; `experts` and `top_k`: of each router.
 
-    Both contexts serve exactly one call of `hidden`, and must not be used by two threads at once. Example:
+    Each context (`record`, `replay`) serves exactly one call of `hidden`, and two threads must not use them at once. Example:
     ``with routing.record() as seen: hidden(...)`` then ``seen.ids_NLk()``.
     """
 
@@ -136,10 +136,10 @@ class Routing:
     def replay(self, ids_NLk: Tensor | NDArray[np.integer], plausible: float | None = None) -> Generator[Replay]:
         """Make the routers choose `ids_NLk` [N, L, k] (any integer type and order) in the call of `hidden` inside.
 
-        A set of -1s, and every token of the call after the first N, keeps the live choice. With `plausible` r, so does a
-        set that holds an expert whose live probability is below r times that of the last expert chosen live. Keep the
-        context open through the backward pass when activations are recomputed. Raises BadRoutes (routes that do not fit,
-        or a router that was never called) and BadConfig (gates of this kind of router cannot be recomputed to the bit).
+        The live choice stays for a set of -1s, and for all tokens of the call after the first N. With `plausible` r, it also stays for a
+        set with an expert whose live probability is below r times that of the least likely expert chosen live. If activations are
+        recomputed, keep the context open through the backward pass. Raises BadRoutes (routes that do not fit, or a router that was never
+        called) and BadConfig (the gates of this kind of router cannot be recomputed bit for bit).
         """
         if self.problem is not None or self.recipe is None:
             raise BadConfig(
@@ -151,10 +151,10 @@ class Routing:
         session = Replay(self, self._checked(ids), plausible)
         with self._open(session):
             yield session
-        session.ids_NLk()  # every layer must have used its routes
+        session.ids_NLk()  # raises if a layer did not use its routes
 
     def hooked(self, layer: int, output: Any) -> Any:
-        """The value that a router's forward must return, or None to leave `output` as it is."""
+        """Return what a router's forward must return instead of `output`, or None to leave it."""
         if self._session is None:
             if self._replayed[layer] and _in_backward():
                 raise BadRoutes(
@@ -205,7 +205,7 @@ class Routing:
 
 @dataclass(frozen=True)
 class _Hook:
-    """An object and not a closure, so that copying a model copies the hook with it."""
+    """A router's forward hook: an object, not a closure, so that copying a model copies the hook with it."""
 
     routing: Routing
     layer: int
@@ -216,14 +216,14 @@ class _Hook:
 
 @dataclass(frozen=True)
 class _Recipe:
-    """How a softmax router turns logits and ids into gates."""
+    """How a softmax router computes gates from logits and ids."""
 
-    normalised: bool  # gates of a token sum to 1
+    normalised: bool  # a token's gates sum to 1
     narrowed: bool  # gates are rounded to the dtype of the logits
-    portable: bool  # by our own operations
+    portable: bool  # computed by our own operations
 
     def gates(self, logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Gates and ids in descending order of probability: the normalising sum must add in the same order as the router's."""
+        """Return gates and ids in descending order of probability, the order in which the router adds its normalising sum."""
         with PortableOperations() if self.portable else nullcontext():
             probabilities = torch.softmax(logits, -1, dtype=torch.float32)
             values, order = probabilities.gather(-1, ids).topk(ids.shape[-1], dim=-1)
@@ -241,10 +241,10 @@ _RECIPES = [
 
 
 def install(model: nn.Module) -> Routing | None:
-    """The routing of `model`, made and remembered on the first call; None for a dense model.
+    """Install routing hooks on `model` on the first call, and return its `Routing`; None for a dense model.
 
-    Tries each router kind on random weights and inputs, in float32 and bfloat16, so it needs no weights of the model itself. The
-    recipe for gates is the one that gives the router's own bits. `problem` says why routes cannot be recorded.
+    Each kind of router is tried on random weights and inputs, in float32 and bfloat16, so the model's own weights are not needed. The
+    recipe for gates is the one that reproduces the router's own bits. `Routing.problem` says why routes cannot be recorded.
     """
     if (known := of(model)) is not None:
         return known
@@ -259,7 +259,7 @@ def install(model: nn.Module) -> Routing | None:
 
 
 def of(model: nn.Module) -> Routing | None:
-    """The routing that `install` made for this model, or None."""
+    """Return the `Routing` that `install` made for this model, or None."""
     return cast("Routing | None", getattr(model, _ATTRIBUTE, None))
 
 
@@ -269,7 +269,7 @@ def _looks_like_router(module: nn.Module) -> bool:
 
 
 def _examine(routers: list[nn.Module], expected: int) -> tuple[_Recipe | None, str | None]:
-    """(recipe, problem) of a model's routers."""
+    """Return (recipe, problem) of a model's routers; each may be None."""
     if len(routers) != expected:
         return (
             None,
@@ -294,7 +294,7 @@ def _examine(routers: list[nn.Module], expected: int) -> tuple[_Recipe | None, s
 
 @torch.no_grad()
 def _trial(router: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """A router's (logits, scores, ids) for random weights and 64 random tokens."""
+    """Return a router's (logits, scores, ids) for random weights and 64 random tokens."""
     source = torch.Generator().manual_seed(0)
     device, width = router.weight.device, router.weight.shape[1]
 
@@ -319,7 +319,7 @@ def _trial(router: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _fits(recipe: _Recipe, logits: Tensor, scores: Tensor, ids: Tensor) -> bool:
-    # equal probabilities may change places: their gates are equal too
+    # ties may come in another order, but their gates are equal too
     gates, _ = recipe.gates(logits, ids.sort(dim=-1).values)
     return gates.dtype == scores.dtype and torch.equal(gates, scores)
 

@@ -1,9 +1,10 @@
-"""The start-up self-test: whether exact mode holds for a model on this machine, and which of torch's operations it leans on.
+"""The start-up self-test: whether exact mode holds for a model on this machine, and which torch operations the model depends on.
 
-Our kernels compute a token's numbers from that token alone. A model also runs modules of the library, whose kernels may be chosen by the
-number of tokens: every module's output is compared in calls of many lengths, and then the whole model (`check_exact`, also a probe for a
-model that is already loaded), in one pass as the trainer runs it and cut up with a cache in company as the engine does. A team of threads
-must give the bits of one thread. The test is seeded and no decision depends on time, so processes on one machine reach the same verdict.
+Our kernels compute a token's numbers from that token alone (batch invariance). A model also runs the library's modules, whose kernels may
+depend on the number of tokens. So every module's output is compared over calls of many lengths, and then the whole model (`check_exact`,
+which also works on a loaded model): in one pass, as the trainer runs it, and in chunks with a KV cache and another sequence in the batch,
+as the engine does. Several threads must give the bits of one thread. The test is seeded and no decision depends on time, so all processes
+on one machine reach the same verdict.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from ostinato.model.paged import Blocks, PagedAttend, PagedEntry, WholeAttend
 from ostinato.model.portable import library_operations
 
 Pack = Callable[[nn.Module], object]
-"""Converts a module to the engine's form in place; its bits stay the same."""
+"""Converts a module to the engine's form in place, without changing its results' bits."""
 REMEDY = 'set model.numerics = "fast"'
 
 
 @dataclass(frozen=True, slots=True)
 class SequencePiece:
-    """Tokens [start, end) of one sequence in a forward pass; earlier ones are already in the memory."""
+    """Tokens [start, end) of one sequence in a forward pass; the earlier ones are already in the cache."""
 
     sequence: int
     start: int
@@ -48,11 +49,11 @@ class SequencePiece:
 
 
 Memory = Callable[[Sequence[SequencePiece]], Attend]
-"""Called with the pieces of a forward pass, in order; returns the pass's `Attend`, which reads the memory and adds to it."""
+"""A KV cache: called with the pieces of a forward pass, in order, it returns the pass's `Attend`, which reads and extends the cache."""
 
 
 class BlockMemory:
-    """Keys and values in blocks, and attention by our kernel, as in the engine; each sequence's blocks lie in reverse order."""
+    """A paged KV cache with our attention kernel, as in the engine; each sequence's blocks are in reverse order."""
 
     def __init__(self, sequences: int, tokens: int, block: int = 32) -> None:
         self.block, self._each = block, -(-tokens // block)
@@ -63,7 +64,7 @@ class BlockMemory:
         return PagedAttend([self._entry(piece) for piece in pieces], self.block, self.blocks)
 
     def blocks(self, layer: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Blocks:
-        """A layer's blocks, initially empty."""
+        """Return a layer's blocks, initially empty."""
         if layer not in self._layers:
             self._layers[layer] = Blocks(self._total, kv_heads, self.block, dim, dtype)
         return self._layers[layer]
@@ -74,11 +75,11 @@ class BlockMemory:
 
 
 _CUTS = (16, 16, 16, 7, 7, 1, 1, 1, 1, 1, 1, 1, 1)
-"""The lengths into which a sequence is cut; the sequence beside it is cut in reverse order. The first is longer for large blocks."""
+"""The chunk lengths of a sequence; the other sequence of the batch has them in reverse order. The first is longer for large blocks."""
 _BEYOND = 16
-"""Tokens that a sequence has beyond its first block, more than the single ones at its end."""
+"""Tokens of a sequence beyond its first block: more than the single ones at its end."""
 _ALONE = 4
-"""The last tokens of a sequence that are computed alone, in calls of one token."""
+"""The number of last tokens that are also computed alone, in calls of one token."""
 
 
 def check_exact(
@@ -88,14 +89,16 @@ def check_exact(
     team: int | None = None,
     block: int | None = None,
 ) -> None:
-    """Compute two sequences, each in one pass under autograd as in the trainer, then cut up, together and alone, as in the engine.
+    """Compute two sequences in one pass each, under autograd as in the trainer, then in chunks, together and alone, as in the engine.
 
-    With `team` the passes under autograd use that many threads, the others the number that the caller set. With `block` the engine's part
-    has a `BlockMemory` of blocks of so many tokens, and each sequence goes on in a second one.
+    Hidden states, the logits of each chunk's last token and the routers' choices must have the same bits; raises BadConfig if not.
 
-    Hidden states, the logits of each cut's last token and the routers' choices must have the same bits.
-    `make_memory(sequences, tokens)` gives an empty memory; `pack` is applied to a copy, for the engine's part. Raises BadConfig if the
-    bits differ.
+    Args:
+        model: the model.
+        make_memory: ``make_memory(sequences, tokens)`` returns an empty cache.
+        pack: converts a copy of the model to the engine's form, for the engine's passes.
+        team: threads of the passes under autograd; the others use the caller's number.
+        block: if given, the engine's passes use a `BlockMemory` with this block size, and each sequence reaches its second block.
     """
     engine = model
     if pack is not None:
@@ -125,7 +128,7 @@ def _check_pieces(
     memory: Memory,
     whole: Sequence[_Answer],
 ) -> None:
-    """Run one forward pass of the engine, and compare each piece with the same tokens of its sequence's single pass."""
+    """Run one forward pass of the engine, and compare each piece with the same tokens in its sequence's single pass."""
     ends = torch.tensor([piece.end - piece.start for piece in pieces]).cumsum(0)
     with torch.inference_mode():
         got = _answer(engine, ids, pieces, memory(pieces), ends - 1)
@@ -140,7 +143,7 @@ def _check_pieces(
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """The bits of the states [N, D] and of some tokens' logits [M, vocab], and the routers' choices [N, L, k]."""
+    """The bits of the hidden states [N, D] and of some tokens' logits [M, vocab], and the routers' choices [N, L, k]."""
 
     states: Tensor
     logits: Tensor
@@ -176,17 +179,17 @@ def _compare(what: str, got: Tensor, want: Tensor, piece: SequencePiece) -> None
     if differing := int((got != want).sum()):
         raise BadConfig(
             f"exact mode cannot hold for this model: {differing} of {got.numel()} {what} of tokens {piece.start} to "
-            f"{piece.end - 1} differ between one pass and one with a cache in company; {REMEDY}"
+            f"{piece.end - 1} differ between one pass and passes with a KV cache beside another sequence; {REMEDY}"
         )
 
 
 def vocabulary_of(model: PreTrainedModel) -> int:
-    """The number of token ids that can be looked up."""
+    """Return the number of rows of the input embedding."""
     return len(cast("Tensor", model.get_input_embeddings().weight))
 
 
 def bits_of(x: Tensor) -> Tensor:
-    """A float's bits as integers, so that a comparison distinguishes all of them; integers as they are."""
+    """Return floats as integers with the same bits, so that a comparison distinguishes them all; integers as they are."""
     if not x.is_floating_point():
         return x
     return x.detach().contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
@@ -196,16 +199,16 @@ def bits_of(x: Tensor) -> Tensor:
 
 
 Teams = Sequence[int]
-"""Numbers of threads; the bits of the first are the reference."""
+"""Thread counts; the bits with the first are the reference."""
 
-_POOL = 65_537  # random numbers that a large matrix repeats; a prime, so that no two rows are alike
-_TOKENS = (1, 2, 3, 1, 5, 8, 13, 1, 4, 31, 64, 100, 129)  # lengths of the calls of whole layers
-_FLOW = 192  # tokens of the reference call for whole layers
+_POOL = 65_537  # random numbers that a large matrix repeats; prime, so that no two rows are equal
+_TOKENS = (1, 2, 3, 1, 5, 8, 13, 1, 4, 31, 64, 100, 129)  # lengths of the compared calls
+_REFERENCE_TOKENS = 192  # length of the reference call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixShape:
-    """A matrix product of the model: [rows, inputs] -> [rows, outputs]."""
+    """The shape of a matrix product of the model: [rows, inputs] -> [rows, outputs]."""
 
     inputs: int
     outputs: int
@@ -218,11 +221,11 @@ class MatrixShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactnessVerdict:
-    """The result of the self-test; `reason` says why exact mode cannot hold, else it is "".
+    """The result of the self-test; `reason` says why exact mode cannot hold, "" if it holds.
 
-    `threads` is the number of threads whose bits all the other numbers of threads must give too. `table` says in words what was compared
-    and held. `library` names torch's operations in a pass that may give other bits on another kind of CPU; without any, the bits are the
-    same on all. `definitions` are those of ours that only some models use (`numerics.definitions_of`).
+    `threads`: the thread count of the reference bits. `table`: the comparisons that passed, in words. `library`: torch operations that may
+    give other bits on another kind of CPU; without any, the bits are the same on all CPUs. `definitions`: those of our definitions that
+    only some models use (`numerics.definitions_of`).
 
     Example::
 
@@ -243,11 +246,12 @@ class ExactnessVerdict:
 def examine(
     path: Path, dtype: torch.dtype, threads: Sequence[int] = (1,), pack: Pack | None = None, block: int = 32
 ) -> ExactnessVerdict:
-    """The verdict on the model in a directory, computed in `dtype`; every number of `threads` must give the bits of the first, and the
-    engine's cache, in blocks of `block` tokens, those of the trainer.
+    """Run the self-test on the model in a directory, in `dtype`; return the verdict.
 
-    Builds enough layers to include every kind of layer, with random weights: kernels are not chosen by values. `pack` brings a model into
-    the engine's form. Raises BadConfig for a model that our attention cannot express; a model that is merely not exact gets a verdict.
+    All thread counts in `threads` must give the bits of the first, and the engine's cache, in blocks of `block` tokens, the bits of the
+    trainer. The test builds enough layers to include every kind of layer, with random weights, because values do not affect the choice of
+    kernels. `pack` converts a model to the engine's form. Raises BadConfig for an unsupported architecture; a model that is merely not
+    exact gets a verdict.
     """
     began = time.perf_counter()
     table = [f"matrix products by our own kernels, in the order {order_in_use()!r}"]
@@ -257,10 +261,10 @@ def examine(
         check_layers(model, threads)
         table.append("every module of whole layers")
         for count in threads:
-            for autograd in dict.fromkeys((threads[0], count)):  # both parts run with every team
+            for autograd in dict.fromkeys((threads[0], count)):  # both parts run with every thread count
                 with team(count):
                     check_exact(model, pack=pack, team=autograd, block=block)
-        table.append("end to end: one pass, or cut up with a cache in company")
+        table.append("end to end: one pass, or chunks with a KV cache beside another sequence")
     except BadConfig as error:
         reason = str(error)
     ids = torch.arange(3)
@@ -281,7 +285,7 @@ def examine(
 
 @torch.no_grad()
 def filled(model: PreTrainedModel) -> PreTrainedModel:
-    """Fill the model with weights that repeat a pool of random numbers, which is fast even for a large vocabulary."""
+    """Fill the model with weights from a repeated pool of random numbers, which is fast even for a large vocabulary."""
     weights = set(dict(model.named_parameters(remove_duplicate=False)))
     for seed, (name, tensor) in enumerate(model.state_dict().items()):
         numbers = random_numbers(1, tensor.numel(), tensor.dtype, seed=seed).view(tensor.shape)
@@ -293,7 +297,7 @@ def filled(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def shapes_of(model: nn.Module) -> list[MatrixShape]:
-    """The distinct matrix products of a model: linear layers, the output head, routers, and the slices of stacked experts."""
+    """Return the distinct shapes of a model's matrix products: linear layers, the output head, routers, and single experts."""
     found: dict[MatrixShape, None] = {}
     for module in model.modules():
         weight = getattr(module, "weight", None)
@@ -311,7 +315,7 @@ def shapes_of(model: nn.Module) -> list[MatrixShape]:
 
 
 def _multiplies(module: nn.Module) -> bool:
-    """True for linear layers and routers; an embedding table is only looked up, and Conv1D is covered by the test of whole layers."""
+    """Return True for linear layers and routers; an embedding is only looked up, and the test of whole layers covers Conv1D."""
     return isinstance(module, nn.Linear) or hasattr(module, "top_k")
 
 
@@ -319,7 +323,7 @@ def _multiplies(module: nn.Module) -> bool:
 
 
 def check_layers(model: PreTrainedModel, teams: Teams) -> None:
-    """Raise BadConfig that names the first module whose output for a token depends on the tokens or threads that are computed with it."""
+    """Raise BadConfig, with the module's name, for the first module whose output for a token depends on the other tokens or on threads."""
     if culprit := _first_difference(model, teams):
         raise BadConfig(f"exact mode cannot hold for this model: {culprit}; {REMEDY}")
 
@@ -327,22 +331,25 @@ def check_layers(model: PreTrainedModel, teams: Teams) -> None:
 @torch.inference_mode()
 def _first_difference(model: PreTrainedModel, teams: Teams) -> str:
     source = torch.Generator().manual_seed(5)
-    ids, positions = torch.randint(vocabulary_of(model), (_FLOW,), generator=source), torch.arange(_FLOW)
+    ids, positions = (
+        torch.randint(vocabulary_of(model), (_REFERENCE_TOKENS,), generator=source),
+        torch.arange(_REFERENCE_TOKENS),
+    )
     with team(teams[0]):
-        want = _flow(model, ids, positions)
+        want = _module_outputs(model, ids, positions)
     for tokens, size in ((tokens, size) for tokens in _TOKENS for size in teams):
-        at = int(torch.randint(_FLOW - tokens + 1, (1,), generator=source))
+        at = int(torch.randint(_REFERENCE_TOKENS - tokens + 1, (1,), generator=source))
         with team(size):
-            got = _flow(model, ids[at : at + tokens], positions[at : at + tokens])
+            got = _module_outputs(model, ids[at : at + tokens], positions[at : at + tokens])
         for name, part in got.items():
             whole = want.get(name)
             if whole is not None and not torch.equal(part, whole[at : at + tokens]):
-                return f"{name} gives other bits for {tokens} tokens than for {_FLOW}, or on {size} threads"
+                return f"{name} gives other bits for {tokens} tokens than for {_REFERENCE_TOKENS}, or on {size} threads"
     return ""
 
 
-def _flow(model: PreTrainedModel, ids: Tensor, positions: Tensor) -> dict[str, Tensor]:
-    """The bits of each module's output per token, in order of execution. Attention passes its values through."""
+def _module_outputs(model: PreTrainedModel, ids: Tensor, positions: Tensor) -> dict[str, Tensor]:
+    """Return the bits of each module's output per token, in order of execution. Attention returns its values."""
     seen: dict[str, Tensor] = {}
 
     def keep(name: str, answer: object) -> None:
@@ -364,7 +371,7 @@ def _flow(model: PreTrainedModel, ids: Tensor, positions: Tensor) -> dict[str, T
 
 @contextmanager
 def _watched(model: nn.Module, keep: Callable[[str, object], None]) -> Generator[None]:
-    # an expert's output is in the order of experts, not of tokens
+    # modules inside experts are skipped, because their rows are sorted by expert, not by token
     inside = {id(part) for expert in experts_of(model) for part in expert.modules() if part is not expert}
     handles: list[Any] = []
 
@@ -382,7 +389,7 @@ def _watched(model: nn.Module, keep: Callable[[str, object], None]) -> Generator
 
 
 def random_numbers(rows: int, columns: int, dtype: torch.dtype, *, seed: int = 1) -> Tensor:
-    """[rows, columns] normal numbers, quickly made: a large matrix repeats a pool of them."""
+    """Return [rows, columns] normal random numbers; a large matrix repeats a pool of them, which is fast."""
     pool = torch.randn(_POOL, generator=torch.Generator().manual_seed(seed)).to(dtype)
     repeated = pool.repeat(-(-rows * columns // _POOL))
     return repeated[: rows * columns].view(rows, columns)

@@ -1,7 +1,8 @@
-"""Which dtype is faster on this machine, and how many threads pay: the model's own products, timed for about a second.
+"""A start-up microbenchmark: which dtype is faster on this machine, and how many threads are worthwhile. Takes about a second.
 
-A CPU's flags do not say it. With AMX, fp32 was faster than bf16 under kernels that did not use the tiles; without bf16 instructions a
-library may be five times as slow in bf16 as in fp32, or, where memory is the limit, faster.
+It times the model's own matrix products, because a CPU's flags do not predict their speed. With AMX, fp32 was faster than bf16 under
+kernels that did not use the tiles. Without bf16 instructions, a library may be five times as slow in bf16 as in fp32, or faster where
+memory bandwidth is the limit.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ from ostinato.model.selftest import Pack, random_numbers, shapes_of
 Clock = Callable[[], float]
 DType = Literal["bfloat16", "float32"]
 
-FEW, MANY = 4, 128  # rows: some streams' next tokens in the engine, and a prompt or the trainer's tokens
+FEW, MANY = 4, 128  # rows: decoding a few streams in the engine; a prompt, or the trainer's tokens
 MARGIN = 1.1
-"""fp32 is chosen only if it is faster than bf16 by more than this factor: bf16 is what is published, and takes half the memory."""
-PAYS = 1.25
-"""Twice as many threads pay if they make products faster by at least this factor."""
-_SHAPES = 2  # of the model's, the largest ones
+"""fp32 is chosen only if it is faster than bf16 by more than this factor: weights are published in bf16, which takes half the memory."""
+MIN_SPEEDUP = 1.25
+"""Twice as many threads are worthwhile if they speed products up by at least this factor."""
+_SHAPES = 2  # the number of the model's largest shapes to time
 _PARAMETERS = 12 << 20  # of all matrices that a call with few rows reads: more than most caches hold
-_COPIES = 64  # of one matrix at most: a tiny model fits into the cache, in the engine, too
-_MOST = 2 << 20  # parameters of the part of a matrix that many rows are multiplied by
+_MAX_COPIES = 64  # of one matrix: a tiny model fits into the cache in the engine too
+_MAX_PARAMETERS = 2 << 20  # of the part of a matrix by which many rows are multiplied
 _SLICE_S, _ROUNDS = 0.12, 8  # per comparison; the fastest round counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """How fast one product of the model was, in 1e9 floating-point operations per second.
+    """The measured speed of one matrix product of the model, in GFLOP/s.
 
     Example: ``Speed(inputs=576, outputs=1536, rows=4, threads=1, dtype="bfloat16", gflops=38.2)``
     """
@@ -54,7 +55,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
-    """The speeds of both dtypes on one thread, and of the better one with more and more threads; the load before that, and the cores.
+    """The speeds of both dtypes on one thread, and of the faster one on 1, 2, 4, ... threads; the load average before, and the cores.
 
     Example: ``Speeds(dtypes=(), teams=(), load=0.1, cores=1)``
     """
@@ -66,14 +67,14 @@ class Speeds:
 
     @property
     def busy(self) -> bool:
-        """Whether other programs may have taken the cores on which further threads were timed."""
+        """Whether other programs may have used the cores on which further threads were timed."""
         return self.load > self.cores / 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedChoice:
-    """What the speeds say. `bf16`: its speed relative to fp32. `teams`: the speed of so many threads relative to one, as far as timed.
-    `threads`: the number up to which each doubling pays.
+    """The choice that follows from the speeds. `bf16`: its speed relative to fp32. `teams`: by thread count, the speed relative to one
+    thread, as far as timed. `threads`: the number up to which each doubling is worthwhile.
 
     Example: ``SpeedChoice(dtype="bfloat16", bf16=1.9, threads=2, teams={2: 1.8})``
     """
@@ -85,9 +86,9 @@ class SpeedChoice:
 
 
 def choose(speeds: Speeds) -> SpeedChoice:
-    """The faster dtype, with `MARGIN` in favour of bf16, and how many threads pay. Depends on nothing but the speeds.
+    """Choose the faster dtype, with `MARGIN` in favour of bf16, and the number of threads. A pure function of the speeds.
 
-    Without any speeds it is bf16 on one thread. If the machine was busy, nothing is concluded about further threads.
+    Without speeds the choice is bf16 on one thread. If the machine was busy, further threads are not considered.
     """
     bf16 = _factor(speeds.dtypes, lambda each: each.dtype, "bfloat16", "float32")
     teams = {
@@ -96,16 +97,14 @@ def choose(speeds: Speeds) -> SpeedChoice:
     }
     threads = 1
     for count, factor in [] if speeds.busy else teams.items():
-        if factor < PAYS * teams.get(threads, 1.0):
+        if factor < MIN_SPEEDUP * teams.get(threads, 1.0):
             break
         threads = count
     return SpeedChoice(dtype="bfloat16" if bf16 * MARGIN >= 1 else "float32", bf16=bf16, threads=threads, teams=teams)
 
 
 def is_whole(speeds: Speeds) -> bool:
-    """Whether `choose` can compare these speeds: finite ones above zero, each with the speed that it is relative to. Kept files may lack
-    some.
-    """
+    """Return whether `choose` can use these speeds: all finite and positive, each with its reference. Stored files may lack some."""
     if not all(0 < each.gflops < math.inf for each in (*speeds.dtypes, *speeds.teams)):
         return False
     try:
@@ -116,18 +115,19 @@ def is_whole(speeds: Speeds) -> bool:
 
 
 def _factor(speeds: Sequence[Speed], what: Callable[[Speed], object], one: object, other: object) -> float:
-    """The geometric mean, over products, of the speed of `one` relative to that of `other`; 1 without speeds."""
-    found = {(each.inputs, each.outputs, each.rows, what(each)): each.gflops for each in speeds}
-    factors = [speed / found[*key[:3], other] for key, speed in found.items() if key[3] == one]
+    """Return the geometric mean, over products, of the speed of `one` relative to that of `other`; 1 without speeds."""
+    gflops = {(each.inputs, each.outputs, each.rows, what(each)): each.gflops for each in speeds}
+    factors = [speed / gflops[*key[:3], other] for key, speed in gflops.items() if key[3] == one]
     return math.exp(sum(map(math.log, factors)) / max(1, len(factors)))
 
 
 def measure(path: Path, pack: Pack | None, cores: int, clock: Clock = time.perf_counter) -> Speeds:
-    """Time the largest products of the model in a directory, at few and at many rows: both dtypes on one thread, then the better dtype on
-    1, 2, 4, ... threads.
+    """Time the largest products of the model in a directory, with few and with many rows: both dtypes on one thread, then the faster dtype
+    on 1, 2, 4, ... threads.
 
-    With few rows a product is computed as in the engine, from a matrix that was converted by `pack` and lies in memory; with many rows as
-    in the trainer. What is compared takes turns, so that another program slows all of it. Raises BadConfig as `empty_model`.
+    With few rows a product is computed as in the engine, with matrices that `pack` converted and that are too large for the cache; with
+    many rows as in the trainer. The compared variants alternate, so that another program slows all of them. Raises what `empty_model`
+    raises.
     """
     load = os.getloadavg()[0]
     model = empty_model(path, torch.float32, shallow=True)
@@ -151,8 +151,8 @@ def _compared(
     clock: Clock,
 ) -> list[Speed]:
     runs = {dtype: _run(inputs, outputs, rows, getattr(torch, dtype), pack) for dtype in dtypes}
-    ways: list[tuple[DType, int]] = [(dtype, count) for dtype in dtypes for count in counts]
-    times = _times([_with(count, runs[dtype][0]) for dtype, count in ways], clock)
+    variants: list[tuple[DType, int]] = [(dtype, count) for dtype in dtypes for count in counts]
+    times = _times([_with(count, runs[dtype][0]) for dtype, count in variants], clock)
     return [
         Speed(
             inputs=inputs,
@@ -162,7 +162,7 @@ def _compared(
             dtype=dtype,
             gflops=runs[dtype][1] / seconds / 1e9,
         )
-        for (dtype, count), seconds in zip(ways, times, strict=True)
+        for (dtype, count), seconds in zip(variants, times, strict=True)
     ]
 
 
@@ -177,14 +177,14 @@ def _with(count: int, run: Callable[[], object]) -> Callable[[], None]:
 def _run(
     inputs: int, outputs: int, rows: int, dtype: torch.dtype, pack: Pack | None
 ) -> tuple[Callable[[], object], int]:
-    """A call that multiplies, and its number of floating-point operations."""
+    """Return a call that computes the product, and its number of floating-point operations."""
     x = random_numbers(rows, inputs, dtype)
     if rows >= MANY:
-        outputs = min(outputs, max(64, _MOST // inputs))
+        outputs = min(outputs, max(64, _MAX_PARAMETERS // inputs))
         weight = random_numbers(outputs, inputs, dtype)
         return lambda: linear(x, weight), 2 * rows * inputs * outputs
     outputs = min(outputs, max(64, _PARAMETERS // inputs))
-    copies = min(_COPIES, -(-_PARAMETERS // (inputs * outputs)))
+    copies = min(_MAX_COPIES, -(-_PARAMETERS // (inputs * outputs)))
     layers = nn.Sequential(*(_layer(random_numbers(outputs, inputs, dtype)) for _ in range(copies)))
     if pack is not None:
         pack(layers)
@@ -199,9 +199,9 @@ def _layer(weight: Tensor) -> nn.Module:
 
 
 def _times(runs: Sequence[Callable[[], object]], clock: Clock) -> list[float]:
-    """Seconds of the fastest call of each, which take turns."""
+    """Return the seconds of the fastest call of each, in alternation."""
     for run in runs:
-        run()  # kernels are chosen and compiled
+        run()  # warm-up: chooses and compiles kernels
     best, end = [math.inf] * len(runs), clock() + _SLICE_S
     for _ in range(_ROUNDS):
         for number, run in enumerate(runs):

@@ -1,7 +1,7 @@
-"""Logit steering of one answer: what a person's dials add to each row of logits, and what came of it, token by token.
+"""Logit steering: what a person's dials add to each row of logits, and the resulting KL divergence, token by token.
 
-One definition for the sampler, which goes token by token, and for the trainer, which replays a stored answer. The arithmetic of a row
-is `kernels.steering`.
+The sampler, which works token by token, and the trainer, which replays a stored answer, share this definition. The arithmetic of a row
+is in `kernels.steering`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from ostinato.model.paged import WholeAttend, array
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_WINDOW = 64  # bytes of the answer's end in which a tool call is looked for
-_PACKED = 1024  # tokens of prompts and answers that are computed at once
+_WINDOW = 64  # bytes at the answer's end in which to look for a tool call
+_PACK_TOKENS = 1024  # of prompts and answers per forward pass
 
 
 @dataclass(frozen=True, slots=True)
 class SteeredToken:
-    """What steering did to a row of logits: the exact KL(steered || base) in nats, and E[u] of each dial under the steered distribution."""
+    """The effect of steering on one row of logits: the exact KL(steered || base) in nats, and each dial's E[u] when steered."""
 
     kl: float
     means_K: NDArray[np.float64]
@@ -40,8 +40,9 @@ class SteeredToken:
 
 @dataclass(frozen=True, slots=True)
 class LogitSteering:
-    """The steering of a row of logits by some dials: the same at every token of an answer. `pushes_M`: before the scale. `on_token` is
-    told of each row.
+    """The steering of rows of logits by some dials, the same at every token of an answer.
+
+    `pushes_M`: the additions to the logits of `tokens_M`, before they are scaled to respect `cap`. `on_token` is called for each row.
     """
 
     tokens_M: NDArray[np.int64]
@@ -55,7 +56,7 @@ class LogitSteering:
     def of(
         cls, basis: Basis, dials: Sequence[float], cap: float, temperature: float, clip: float = CLIP
     ) -> LogitSteering:
-        """clip(sum_k z_k u_k, -clip, clip), added in fp64 in the order of the dials and rounded once, for any CPU the same."""
+        """Compute the pushes clip(sum_k z_k u_k, -clip, clip): summed in fp64 in the dials' order, rounded once, the same on any CPU."""
         sums_M = np.zeros(len(basis.tokens_M), np.float64)
         for dial, directions_M in zip(dials, basis.directions_KM, strict=True):
             sums_M += np.float64(np.float32(dial)) * directions_M
@@ -63,28 +64,30 @@ class LogitSteering:
         return cls(basis.tokens_M, pushes_M, basis.directions_KM, cap, np.float32(logit_divisor(temperature)))
 
     def apply(self, logits_V: Tensor) -> SteeredToken:
-        """Steer a row of fp32 logits in place, on whatever device."""
+        """Steer a row of fp32 logits in place, on any device."""
         row_V = logits_V.contiguous().cpu()
-        means_K, found = np.empty(len(self.directions_KM), np.float64), np.empty(2, np.float64)
+        means_K, kl_and_scale = np.empty(len(self.directions_KM), np.float64), np.empty(2, np.float64)
         cap = np.float64(self.cap)
-        steer(array(row_V), self.divisor, self.tokens_M, self.pushes_M, cap, self.directions_KM, means_K, found)
+        steer(array(row_V), self.divisor, self.tokens_M, self.pushes_M, cap, self.directions_KM, means_K, kl_and_scale)
         if row_V.data_ptr() != logits_V.data_ptr():
             at_M = torch.from_numpy(self.tokens_M)
             logits_V[at_M.to(logits_V.device)] = row_V[at_M].to(logits_V.device)
-        token = SteeredToken(float(found[0]), means_K)
+        token = SteeredToken(float(kl_and_scale[0]), means_K)
         if self.on_token is not None:
             self.on_token(token)
         return token
 
 
-_LINE = 1024  # bytes of a line that are looked at
+_LINE = 1024  # bytes of a line that are examined
 _OPENS = re.compile(rb"[ \t>]*(`{3,}(?=[^`]*$)|~{3,})")
 _CLOSES = re.compile(rb"[ \t>]*(`{3,}|~{3,})[ \t\r]*")
 
 
 class CodeFences:
-    r"""Where a growing text is inside of a fenced code block (CommonMark 4.5): from its third backtick or tilde to the end of the line that
-    closes it. Fences may be indented at will, as in lists and quotations.
+    r"""Tracks whether a growing text is inside a fenced code block (CommonMark 4.5).
+
+    A block reaches from its third backtick or tilde to the end of the line that closes it. Fences may have any indentation, as in lists
+    and quotations.
 
     Example: after ``fences.feed(b"So:\n```py")`` ``fences.inside`` is true, and false again after ``fences.feed(b"\nx = 1\n```\n")``.
     """
@@ -94,7 +97,7 @@ class CodeFences:
         self.inside = False
 
     def feed(self, data: bytes) -> None:
-        """Take in more of the text."""
+        """Add more text."""
         *whole, last = (self._line + data).split(b"\n")
         for line in whole:
             if not self._fence:
@@ -107,8 +110,9 @@ class CodeFences:
 
 
 class StaticSteering:
-    """The steering of answers by one bias on their logits, for a server that takes biases and nothing else: the same at each token to the
-    end, in tool calls and code as well. `biases` is by token; empty where a form is demanded.
+    """Steering by constant logit biases, for a server that supports nothing else: the same at each token, in tool calls and code too.
+
+    `biases`: by token id; empty if the answer must follow a grammar.
 
     Example: ``StaticSteering(asked, sampling).result(24)``
     """
@@ -120,11 +124,11 @@ class StaticSteering:
         logits = LogitSteering.of(asked.basis, asked.dials, asked.cap, sampling.temperature, self._clip)
         pushes_M = np.zeros_like(logits.pushes_M) if self._off else logits.pushes_M
         self.biases = {int(token): float(push) for token, push in zip(logits.tokens_M, pushes_M, strict=True) if push}
-        moves = (0.0, *self.biases.values())  # 0: of all other tokens
-        self._bound = ((max(moves) - min(moves)) / divisor) ** 2 / 8.0  # nats a token
+        moves = (0.0, *self.biases.values())  # 0 for all other tokens
+        self._bound = ((max(moves) - min(moves)) / divisor) ** 2 / 8.0  # nats per token
 
     def result(self, tokens: int) -> Steered:
-        """What came of so many tokens; `kl` is what is proven of it."""
+        """Return the result after `tokens` tokens; `kl` is a proven upper bound."""
         asked, steered = self._asked, 0 if self._off else tokens
         return Steered(
             basis=asked.basis.hash,
@@ -139,19 +143,20 @@ class StaticSteering:
 
 
 class AnswerSteering:
-    """The steering of one answer: it ends where its budget could be exceeded, or a tool call begins, leaves fenced code alone, and is
-    recorded for each token.
+    """The steering of one answer, recorded token by token.
+
+    It stops for good where the next token could exceed the budget, or where a tool call begins. It skips fenced code blocks.
 
     Args:
-        asked: how the answer is to be steered.
-        logits: the same for each row, shared by the answers of a request.
-        opens_call: whether a tool call begins in a text.
-        spell: the bytes of a token.
-        off: nothing is to be steered, because the answer's form is demanded.
+        asked: the requested steering.
+        logits: the steering of each row, shared by the answers of a request.
+        opens_call: returns whether a tool call begins in a text.
+        spell: returns the bytes of a token.
+        off: disables steering, because the answer must follow a grammar.
 
     Example::
 
-        rows = steering.row()  # None: the next token is the base model's
+        rows = steering.row()  # None: the base model draws the next token
         steering.take(token, drawn)  # what `rows.apply` returned, None if it was not called
         steering.result()
     """
@@ -171,7 +176,7 @@ class AnswerSteering:
         self._fences, self._skipped, self._gaps = CodeFences(), 0, list[tuple[int, int]]()
 
     def row(self) -> LogitSteering | None:
-        """What is done to the next row of logits: nothing in fenced code, and once a further token at the cap would exceed the budget."""
+        """Return the steering of the next row; None in fenced code, or once one more token at the cap would exceed the budget."""
         spent = self._kl + self._asked.cap > self._asked.budget
         return None if self._over or self._fences.inside or spent else self._logits
 
@@ -198,13 +203,13 @@ class AnswerSteering:
         logits = self._logits
         place = int(np.searchsorted(logits.tokens_M, token))
         known = place < len(logits.tokens_M) and logits.tokens_M[place] == token
-        found_K = logits.directions_KM[:, place].astype(np.float64) if known else 0.0
-        self._features_K = self._features_K + (found_K - drawn.means_K) / np.float64(logits.divisor)
+        directions_K = logits.directions_KM[:, place].astype(np.float64) if known else 0.0
+        self._features_K = self._features_K + (directions_K - drawn.means_K) / np.float64(logits.divisor)
         self._kl += drawn.kl
         self._tokens += 1
 
     def result(self) -> Steered:
-        """What came of the tokens so far."""
+        """Return the result of steering so far."""
         asked = self._asked
         return Steered(
             basis=asked.basis.hash,
@@ -218,15 +223,15 @@ class AnswerSteering:
         )
 
 
-# ---------------------------------------------------------------- what a basis is fitted to
+# ---------------------------------------------------------------- statistics from which a basis is fitted
 
 
 Answer = tuple[Sequence[int], Sequence[int]]
-"""The ids of a prompt, and of the answer to it."""
+"""The ids of a prompt and of its answer."""
 
 
 def mean_probabilities(model: PreTrainedModel, answers: Sequence[Answer]) -> NDArray[np.float64]:
-    """[V]: the mean over the answers' tokens of the distribution that each was drawn from at temperature 1."""
+    """Return [V]: the model's next-token distribution at temperature 1, averaged over the answers' tokens."""
     total_V, count = torch.zeros(()).double(), 0
     for some in _packed(answers):
         for logits_TV in _teacher_forced(model, some):
@@ -240,28 +245,28 @@ def score_features(
     tokens_M: NDArray[np.int64],
     done: Callable[[int], None] = lambda count: None,
 ) -> NDArray[np.float64]:
-    """[N, M]: for each answer the gradient of its log-probability with respect to a constant added to each of these tokens' logits.
+    """Return [N, M]: the gradient of each answer's log-probability with respect to a constant bias on each of these tokens' logits.
 
-    It is the sum over the answer's tokens of 1[token = v] - p(v), at temperature 1. `done` is told how many answers are done.
+    It is the sum over the answer's tokens of 1[token = v] - p(v), at temperature 1. `done` is called with the number of finished answers.
     """
-    found_NM, number = np.zeros((len(answers), len(tokens_M))), 0
+    scores_NM, number = np.zeros((len(answers), len(tokens_M))), 0
     for some in _packed(answers):
         for (_, sampled), logits_TV in zip(some, _teacher_forced(model, some), strict=True):
             at_M = torch.from_numpy(tokens_M).to(logits_TV.device)
             expected_M = logits_TV.softmax(-1).sum(0)[at_M].double().cpu().numpy()
-            found_NM[number] = np.bincount(sampled, minlength=logits_TV.shape[1])[tokens_M] - expected_M
+            scores_NM[number] = np.bincount(sampled, minlength=logits_TV.shape[1])[tokens_M] - expected_M
             number += 1
         done(number)
-    return found_NM
+    return scores_NM
 
 
 def _packed(answers: Sequence[Answer]) -> Iterator[list[Answer]]:
-    """Answers in order, together as many as have at most `_PACKED` tokens."""
+    """Yield packs of consecutive answers with at most `_PACK_TOKENS` tokens each; a longer answer is a pack of its own."""
     some: list[Answer] = []
     used = 0
     for answer in answers:
         size = len(answer[0]) + len(answer[1])
-        if some and used + size > _PACKED:
+        if some and used + size > _PACK_TOKENS:
             yield some
             some, used = [], 0
         some.append(answer)
@@ -272,7 +277,7 @@ def _packed(answers: Sequence[Answer]) -> Iterator[list[Answer]]:
 
 @torch.inference_mode()
 def _teacher_forced(model: PreTrainedModel, answers: Sequence[Answer]) -> list[Tensor]:
-    """For each answer [T, V]: the fp32 logits that each of its tokens was drawn from."""
+    """Return for each answer [T, V]: the fp32 logits from which each of its tokens is drawn."""
     own = backend_of(model).kernels == "own"
     whole = [[*prompt, *sampled][:-1] for prompt, sampled in answers]
     lengths = [len(ids) for ids in whole]

@@ -1,4 +1,4 @@
-"""Incremental detokenization: sampled ids -> text that may be shown now, whole characters and nothing that may become a stop string."""
+"""Incremental detokenization: turns sampled ids into the text that may be shown now: whole characters that cannot become a stop string."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Callable, Sequence
 from ostinato.core.errors import BadRequest
 
 _UNFINISHED = "\ufffd"
-_WINDOW = 16  # ids at which the window is cut back
-_KEEP = range(8, 12)  # ids kept then: of four neighbouring cuts one falls between two characters
-# Some decoders turn a whole run of byte tokens into replacement characters while its last character is incomplete, so the
-# run is held back. A longer run is junk that the window cannot explain: in it only a sequence's three bytes can still change.
+_WINDOW = 16  # number of ids at which the window is shortened
+_KEEP = range(8, 12)  # ids that remain: of four neighbouring cuts, one falls between two characters
+# While the last character of a run of byte tokens is incomplete, some decoders turn the whole run into replacement characters,
+# so the run is held back. A run longer than _RUN is invalid UTF-8 anyway: only its last _SEQUENCE bytes can still change.
 _RUN, _SEQUENCE = 24, 3
 
 
 class TextStream:
-    """Incremental text of one sample. All shown text, joined, is the decoded text cut where the first stop string begins.
+    """The incremental text of one sample. All shown text, joined, equals the decoded text up to the first stop string.
 
-    "First" is the stop string that is complete earliest, so the result does not depend on how tokens arrive. Each call
-    decodes a bounded window, not the whole text. Exact for byte-level tokenizers whatever the output; with byte-fallback
-    tokenizers (SentencePiece) exact while the bytes are UTF-8.
+    "First" is the stop string that is complete earliest, so the result does not depend on how the tokens are grouped. Each call
+    decodes a bounded window, not the whole text. Exact for byte-level tokenizers; exact for byte-fallback tokenizers (SentencePiece) as
+    long as the bytes are valid UTF-8.
 
     Example::
 
@@ -40,7 +40,7 @@ class TextStream:
         self.stopped = False
 
     def feed(self, ids: Sequence[int]) -> str:
-        """Take new ids; return the text that may be shown now. After a stop string, ids are ignored."""
+        """Add new ids; return the text that may be shown now. Ids after a stop string are ignored."""
         if self.stopped:
             return ""
         self._ids.extend(ids)
@@ -53,7 +53,7 @@ class TextStream:
         return self._show(new)
 
     def flush(self) -> str:
-        """The remaining text, when no more ids will come."""
+        """Return the remaining text at the end of the sample."""
         if self.stopped:
             return ""
         new = self._decode(self._ids)[self._given :]
@@ -65,7 +65,7 @@ class TextStream:
         return shown
 
     def _shrink(self, text: str) -> None:
-        """Forget the window's oldest ids if the newest alone give the same end of the text."""
+        """Drop the window's oldest ids if the newest ones alone decode to the same end of the text."""
         for keep in _KEEP:
             end = self._decode(self._ids[-keep:])
             given = self._given - (len(text) - len(end))
@@ -84,12 +84,12 @@ class TextStream:
         return text[: len(text) - held]
 
     def _first_stop(self, text: str) -> int | None:
-        """The start of the stop string that is complete earliest; of several that end together, the longest. None if there is none."""
+        """Return the start of the stop string that ends first, or None; of several that end together, the longest."""
         found = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
         return min(found)[1] if found else None
 
     def _could_begin(self, text: str) -> int:
-        """The length of the longest suffix of `text` that is a proper prefix of a stop string."""
+        """Return the length of the longest suffix of `text` that is a proper prefix of a stop string."""
         longest = min(self._longest - 1, len(text))
         ends = (n for n in range(longest, 0, -1) if any(stop.startswith(text[-n:]) for stop in self._stop))
         return next(ends, 0)

@@ -1,8 +1,8 @@
-"""Repairs of a conversation for a chat template that refuses it, leaves out a part of it, or does not know tools.
+"""Repairs conversations for a chat template that refuses them, leaves out a part of them, or does not support tools.
 
-Tools, calls and results as plain text in the Hermes format, for models whose chat template does not support them.
+For templates without tools, `as_text` writes tools, calls and results as plain text in the Hermes format.
 
-No repair moves a text past an assistant's message, so that the conversation's beginning stays the beginning of what is rendered later.
+No repair moves a text past an assistant message, so a prefix of the conversation still renders to a prefix of the prompt.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ For each function call, return a json object with function name and arguments wi
 
 
 def as_text(conversation: Conversation) -> Conversation:
-    """The same conversation with its tools, calls and tool messages written into the texts.
+    """Write a conversation's tools, calls and results as plain text.
 
-    The tools are appended to the first system message, which is made if there is none; calls are appended to their message's text;
+    Tools are appended to the system message at the beginning, which is added if there is none; calls are appended to their message's text;
     consecutive results become one user message. A prefix of the conversation becomes a prefix of the result, unless it ends between
     two results. Raises BadRequest for a schema that cannot be written.
     """
@@ -57,7 +57,7 @@ def as_text(conversation: Conversation) -> Conversation:
 
 
 def with_described_tools(conversation: Conversation) -> Sequence[Message]:
-    """The messages, with the tools described in the first message, a system message.
+    """Return the messages, with the tools described in a system message at the beginning.
 
     Example: without tools, ``with_described_tools(conversation) == conversation.messages``
     """
@@ -72,7 +72,7 @@ def with_described_tools(conversation: Conversation) -> Sequence[Message]:
 
 
 def spoken(message: Message) -> str:
-    r"""An assistant's text followed by its calls.
+    r"""Return an assistant message's text followed by its calls.
 
     Example: ``'Let me look.\n<tool_call>\n{"name": "read", "arguments": {"path": "calc.py"}}\n</tool_call>'``
     """
@@ -80,7 +80,7 @@ def spoken(message: Message) -> str:
 
 
 def function_schema(tool: Tool) -> dict[str, Any]:
-    """A tool in OpenAI's format, which chat templates and models know."""
+    """Return a tool in OpenAI's format, which chat templates and models know."""
     parameters = dict(tool.parameters) or {"type": "object", "properties": {}}
     return {
         "type": "function",
@@ -97,13 +97,13 @@ def _described(tool: Tool) -> str:
 
 def _written(call: ToolCall) -> str:
     name = json.dumps(call.name, ensure_ascii=False)
-    # arguments that are an object stay as the model wrote them
+    # arguments that are a JSON object stay as the model wrote them
     arguments = json.dumps(call.arguments, ensure_ascii=False) if call.values() is None else call.arguments.strip()
     return f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'
 
 
 def answered(message: Message) -> str:
-    """A tool's message as text."""
+    """Return a tool message as text."""
     return f"<tool_response>\n{message.text}\n</tool_response>"
 
 
@@ -117,19 +117,19 @@ Messages = tuple[Message, ...]
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """A change of messages, and conversations by which a template that needs it can be told."""
+    """A change of messages, and probe conversations that show whether a template needs it."""
 
     change: Callable[[Messages], Messages]
     probes: tuple[Conversation, ...]
 
     def __call__(self, conversation: Conversation) -> Conversation:
-        """The repaired conversation; the same object if there is nothing to repair."""
+        """Return the repaired conversation; the same object if there is nothing to repair."""
         messages = self.change(conversation.messages)
         return conversation if messages == conversation.messages else replace(conversation, messages=messages)
 
 
 def repaired(conversation: Conversation, repairs: Sequence[Repair]) -> Conversation:
-    """The conversation after these repairs, in order."""
+    """Apply these repairs to a conversation, in order."""
     for repair in repairs:
         conversation = repair(conversation)
     return conversation
@@ -139,7 +139,7 @@ def repaired(conversation: Conversation, repairs: Sequence[Repair]) -> Conversat
 
 
 def _text_before_calls(messages: Messages) -> Messages:
-    """An assistant's text gets a message of its own before that of the calls."""
+    """Move an assistant's text into a message of its own, before that of its calls."""
     made: list[Message] = []
     for message in messages:
         if message.calls and message.text.strip():
@@ -150,7 +150,7 @@ def _text_before_calls(messages: Messages) -> Messages:
 
 
 def _one_call_each(messages: Messages) -> Messages:
-    """Each call gets a message of its own, followed by its results."""
+    """Move each call into a message of its own, followed by its results."""
     made: list[Message] = []
     place = 0
     while place < len(messages):
@@ -162,15 +162,15 @@ def _one_call_each(messages: Messages) -> Messages:
         results = _results(messages[place:])
         place += len(results)
         for first, call in zip((True, *[False] * len(message.calls)), message.calls, strict=False):
-            said = replace(message, calls=(call,)) if first else Message(role=message.role, calls=(call,))
-            made += (said, *(result for result in results if result.answers == call.id))
+            single = replace(message, calls=(call,)) if first else Message(role=message.role, calls=(call,))
+            made += (single, *(result for result in results if result.answers == call.id))
             results = [result for result in results if result.answers != call.id]
         made += results
     return tuple(made)
 
 
 def _results_of_calls(messages: Messages) -> Messages:
-    """A result that no call before it asked for becomes a user's message."""
+    """Turn a result without a preceding call into a user message."""
     made: list[Message] = []
     open_calls: set[str] = set()
     for message in messages:
@@ -183,7 +183,7 @@ def _results_of_calls(messages: Messages) -> Messages:
 
 
 def _answer_after_results(messages: Messages) -> Messages:
-    """An empty answer stands between a result and what the user says next."""
+    """Insert an empty assistant message between a result and a user message."""
     made = list(messages[:1])
     for before, message in pairwise(messages):
         if before.role is Role.TOOL and message.role is Role.USER:
@@ -200,25 +200,25 @@ def _results(messages: Messages) -> list[Message]:
 
 
 def _one_system_first(messages: Messages) -> Messages:
-    """The system messages at the beginning become one."""
-    told, rest = _split(messages)
-    return messages if len(told) < 2 else (Message(role=Role.SYSTEM, text=_together(told)), *rest)
+    """Merge the system messages at the beginning into one."""
+    system, rest = _split(messages)
+    return messages if len(system) < 2 else (Message(role=Role.SYSTEM, text=_joined(system)), *rest)
 
 
 def _no_system_first(messages: Messages) -> Messages:
-    """The system messages at the beginning are told by the user, in the first message if that is the user's."""
-    told, rest = _split(messages)
-    if not told:
+    """Move the system messages at the beginning into a user message: the first one, if it follows directly."""
+    system, rest = _split(messages)
+    if not system:
         return messages
     if rest and rest[0].role is Role.USER:
-        told, rest = (*told, rest[0]), rest[1:]
-    return (Message(role=Role.USER, text=_together(told)), *rest)
+        system, rest = (*system, rest[0]), rest[1:]
+    return (Message(role=Role.USER, text=_joined(system)), *rest)
 
 
 def _no_system_later(messages: Messages) -> Messages:
-    """A system message behind others is told by the user, who says that it is one."""
-    told, rest = _split(messages)
-    return (*told, *(_noted(message) if message.role is Role.SYSTEM else message for message in rest))
+    """Turn a system message after other messages into a user message that is marked as system text."""
+    system, rest = _split(messages)
+    return (*system, *(_noted(message) if message.role is Role.SYSTEM else message for message in rest))
 
 
 def _noted(message: Message) -> Message:
@@ -226,31 +226,31 @@ def _noted(message: Message) -> Message:
 
 
 def _split(messages: Messages) -> tuple[Messages, Messages]:
-    """The system messages at the beginning, and all others."""
-    told = tuple(takewhile(lambda message: message.role is Role.SYSTEM, messages))
-    return told, messages[len(told) :]
+    """Split into the system messages at the beginning, and all others."""
+    system = tuple(takewhile(lambda message: message.role is Role.SYSTEM, messages))
+    return system, messages[len(system) :]
 
 
-def _together(messages: Messages) -> str:
+def _joined(messages: Messages) -> str:
     return _GAP.join(message.text for message in messages if message.text)
 
 
-# ------------------------------------------------------------ who speaks after whom
+# ------------------------------------------------------------ alternation of roles
 
 
 def _user_first(messages: Messages) -> Messages:
-    """The user, who says nothing, comes before another's first message."""
-    told, rest = _split(messages)
-    return messages if not rest or rest[0].role is Role.USER else (*told, Message(role=Role.USER), *rest)
+    """Insert an empty user message if the first non-system message is not the user's."""
+    system, rest = _split(messages)
+    return messages if not rest or rest[0].role is Role.USER else (*system, Message(role=Role.USER), *rest)
 
 
 def _user_somewhere(messages: Messages) -> Messages:
-    """The user, who says nothing, comes after system messages that stand alone."""
+    """Append an empty user message if there are only system messages."""
     return messages if _split(messages)[1] else (*messages, Message(role=Role.USER))
 
 
 def _no_empty_answers(messages: Messages) -> Messages:
-    """Answers without text, reasoning and calls are left out, but for the last message, which may be continued."""
+    """Drop assistant messages without text, reasoning and calls, except the last message, which may be continued."""
 
     def says(message: Message) -> bool:
         return bool(message.role is not Role.ASSISTANT or message.text.strip() or message.reasoning or message.calls)
@@ -259,7 +259,7 @@ def _no_empty_answers(messages: Messages) -> Messages:
 
 
 def _one_at_a_time(role: Role, messages: Messages) -> Messages:
-    """Messages of this side in a row become one, but for those that follow a call."""
+    """Merge consecutive messages of this role, except those that follow a call."""
     made = list(messages[:1])
     for message in messages[1:]:
         before = made[-1]
@@ -267,11 +267,11 @@ def _one_at_a_time(role: Role, messages: Messages) -> Messages:
             made.append(message)
             continue
         reasoning = _GAP.join(filter(None, (before.reasoning, message.reasoning)))
-        made[-1] = replace(message, text=_together((before, message)), reasoning=reasoning)
+        made[-1] = replace(message, text=_joined((before, message)), reasoning=reasoning)
     return tuple(made)
 
 
-# ------------------------------------------------------------ all of them
+# ------------------------------------------------------------ all repairs and their probes
 
 
 def _said(role: Role, word: str) -> Message:
@@ -314,28 +314,28 @@ REPAIRS = (
     Repair(partial(_one_at_a_time, Role.ASSISTANT), (_probe(_ASKED, _ANSWER, _SECOND, _MORE),)),
     Repair(_answer_after_results, (_probe(_ASKED, _called("value", _FIRST_ID), _RETURNED, _MORE),)),
 )
-"""All repairs, in the order in which they are made."""
+"""All repairs, in the order in which they are applied."""
 
 
 def needed(
     settled: Callable[[Conversation], Conversation], shows: Callable[[Conversation], bool]
 ) -> tuple[Repair, ...]:
-    """The repairs without which a template refuses or loses a part of some conversations, whatever other repairs are made.
+    """Return the repairs that a template needs: without each, it refuses or truncates some conversation, whatever the other repairs.
 
     Args:
-        settled: the conversation with its tools in the form that the template supports.
-        shows: whether the template writes all texts of a conversation.
+        settled: converts a conversation's tools to the form that the template supports.
+        shows: returns whether the template writes all texts of a conversation.
     """
-    found: tuple[Repair, ...] = ()
+    repairs: tuple[Repair, ...] = ()
     for i, repair in enumerate(REPAIRS):
-        told = (repaired(settled(probe), found) for probe in repair.probes)
-        if any(_helps(repair, REPAIRS[i + 1 :], probe, shows) for probe in told):
-            found = (*found, repair)
-    return found
+        probes = (repaired(settled(probe), repairs) for probe in repair.probes)
+        if any(_helps(repair, REPAIRS[i + 1 :], probe, shows) for probe in probes):
+            repairs = (*repairs, repair)
+    return repairs
 
 
 def _helps(repair: Repair, later: Sequence[Repair], probe: Conversation, shows: Callable[[Conversation], bool]) -> bool:
-    """Whether the probe is shown only after this repair, made alone or together with later ones."""
+    """Return whether the template shows the probe only after this repair, alone or together with later ones."""
     if shows(probe):
         return False
     return shows(repair(probe)) or (shows(repaired(probe, (repair, *later))) and not shows(repaired(probe, later)))

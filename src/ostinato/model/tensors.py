@@ -1,4 +1,4 @@
-"""Model tensors <-> the byte form (`core.Weights`) that trainer, weight store and engine exchange."""
+"""Converts between model tensors and `core.Weights`, the byte arrays that trainer, weight store and engine exchange."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DTYPES: dict[str, torch.dtype] = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 """safetensors dtype name -> torch dtype, for weights that can be served and trained."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
-# name -> (integer type of the same width, bits of +infinity): every NaN and infinity has magnitude bits >= these
+# name -> (signed and unsigned integer of the same width, bits of +infinity): NaN and infinity have magnitude bits >= these
 _INTEGERS: dict[str, tuple[type[np.signedinteger], type[np.unsignedinteger], int]] = {
     "BF16": (np.int16, np.uint16, 0x7F80),
     "F16": (np.int16, np.uint16, 0x7C00),
@@ -29,7 +29,7 @@ _INTEGERS: dict[str, tuple[type[np.signedinteger], type[np.unsignedinteger], int
 
 
 def named_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The model's stored tensors by name, each once: of tied tensors only the first name is kept."""
+    """Return the model's stored tensors by name; of tied tensors only the first."""
     seen: set[int] = set()
     tensors: dict[str, Tensor] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -40,19 +40,19 @@ def named_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def weights_of(model: PreTrainedModel) -> Weights:
-    """The model's tensors as bytes, tied tensors once. CPU tensors are not copied.
+    """Return the model's tensors as bytes, tied tensors once. CPU tensors are not copied.
 
-    The arrays are read-only views of live memory: they change when the model is trained or overwritten. Copy what must stay.
+    The arrays are read-only views of live memory: they change when the model is trained or overwritten. Copy them to keep them.
     Raises BadWeights for a dtype other than BF16, F16, F32.
     """
     return {name: bytes_of(name, tensor) for name, tensor in named_tensors(model).items()}
 
 
 def put_weights(model: PreTrainedModel, weights: Weights) -> None:
-    """Copy `weights` into the model. All of them are checked first: on BadWeights the model is unchanged.
+    """Copy `weights` into the model. All are checked first: on BadWeights the model is unchanged.
 
-    A model in float32 also takes 16-bit weights, because each is exactly a float32. Refused, by name: missing or extra tensors, another
-    shape, a dtype that would be rounded, a wrong byte count, any NaN or infinity.
+    A float32 model also takes 16-bit weights, which it represents exactly. Raises BadWeights, with the tensor's name, for missing or extra
+    tensors, another shape, a dtype that would be rounded, a wrong byte count, and any NaN or infinity.
     """
     tensors = named_tensors(model)
     missing, extra = sorted(tensors.keys() - weights.keys()), sorted(weights.keys() - tensors.keys())
@@ -66,13 +66,13 @@ def put_weights(model: PreTrainedModel, weights: Weights) -> None:
 
 
 def check_finite(weights: Weights) -> None:
-    """Raise BadWeights naming the first tensor that holds a NaN or an infinity. About 0.1 s per 10^8 bf16 values."""
+    """Raise BadWeights, with the tensor's name, for the first tensor with a NaN or infinity. About 0.1 s per 10^8 bf16 values."""
     for name, array in weights.items():
         _check_finite(name, array)
 
 
 def dtype_of(weights: Weights) -> torch.dtype:
-    """The torch dtype of the first tensor. Raises BadWeights when there is none or it cannot be served."""
+    """Return the torch dtype of the first tensor. Raises BadWeights if there is none, or for a dtype that cannot be served."""
     first = next(iter(weights.items()), None)
     if first is None:
         raise BadWeights("the weights hold no tensor")
@@ -83,24 +83,24 @@ def dtype_of(weights: Weights) -> torch.dtype:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The safetensors name of a dtype that can be served."""
+    """Return the safetensors name of a dtype that can be served."""
     return _NAMES[dtype]
 
 
 def on_host(tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
-    """Fresh copies on the host in other dtypes, by name. Copies from a GPU go into pinned memory, with one synchronisation for all."""
-    made: dict[str, Tensor] = {}
+    """Copy tensors to the host, converted to `dtypes`, by name. Copies from a GPU go to pinned memory, with one synchronisation for all."""
+    copies: dict[str, Tensor] = {}
     gpu = next((tensor.device for tensor in tensors.values() if tensor.is_cuda), None)
     for name, tensor in tensors.items():
         if tensor.is_cuda:
             rounded = tensor.to(dtypes[name])
-            made[name] = torch.empty(rounded.shape, dtype=rounded.dtype, pin_memory=True)
-            made[name].copy_(rounded, non_blocking=True)
+            copies[name] = torch.empty(rounded.shape, dtype=rounded.dtype, pin_memory=True)
+            copies[name].copy_(rounded, non_blocking=True)
         else:
-            made[name] = tensor.to("cpu", dtypes[name], copy=True)
+            copies[name] = tensor.to("cpu", dtypes[name], copy=True)
     if gpu is not None:
         torch.cuda.synchronize(gpu)
-    return made
+    return copies
 
 
 def put_array(tensor: Tensor, array: NDArray[np.float32]) -> None:
@@ -108,12 +108,12 @@ def put_array(tensor: Tensor, array: NDArray[np.float32]) -> None:
     if tensor.is_cpu:
         np.copyto(tensor.numpy(), array)
     else:
-        # a copy: an array that was read from a file is not writable, and torch would warn
+        # copied, because torch warns about arrays that are not writable, such as those read from a file
         tensor.copy_(torch.from_numpy(np.array(array)))
 
 
 def bytes_of(name: str, tensor: Tensor) -> WeightArray:
-    """One tensor as bytes: a read-only view of its memory if that is on the CPU and contiguous. Raises BadWeights naming the tensor."""
+    """Return one tensor as bytes: a read-only view if it is contiguous on the CPU. Raises BadWeights, with its name, for other dtypes."""
     if tensor.dtype not in _NAMES:
         raise BadWeights(f"tensor {name!r} has dtype {tensor.dtype}; allowed: {', '.join(DTYPES)}")
     data = _byte_view(tensor.cpu().contiguous()).view()
@@ -137,7 +137,10 @@ def _check(name: str, array: WeightArray, tensor: Tensor) -> None:
 
 
 def _check_finite(name: str, array: WeightArray) -> None:
-    """Two integer maxima, no temporary: as signed bits they bound the positive values, as unsigned bits the negative ones."""
+    """Raise BadWeights for a NaN or infinity, by two integer maxima without temporaries.
+
+    As signed integers, the bits bound the positive values; as unsigned integers, the negative ones.
+    """
     if not array.data.size:
         return
     if array.dtype not in _INTEGERS:
@@ -157,9 +160,9 @@ def _copy(tensor: Tensor, array: WeightArray) -> None:
 
 
 def values_of(array: WeightArray) -> Tensor:
-    """The array's own memory as a tensor, which must not be written to."""
+    """Return the array's memory as a tensor, which must not be written to."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # torch has no read-only tensors and says so
+        warnings.simplefilter("ignore", UserWarning)  # torch has no read-only tensors, and warns about it
         return torch.from_numpy(array.data.reshape(-1)).view(DTYPES[array.dtype]).view(array.shape)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ostinato.core.errors import NoSignal
 from ostinato.core.numerics import Contract
-from ostinato.model.cpu import GIVE_BACK_EVERY, give_back
+from ostinato.model.cpu import TRIM_EVERY, trim_heap
 from ostinato.train.config import TrainConfig
 from ostinato.train.losses import policy_loss, sequence_mask
 from ostinato.train.masters import MasterWeights
@@ -198,8 +198,8 @@ class Passes:
                 )
                 laps.end("forward")
                 loss.backward()
-            if number % GIVE_BACK_EVERY == 0 or number == len(mine):
-                give_back()
+            if number % TRIM_EVERY == 0 or number == len(mine):
+                trim_heap()
             laps.end("backward")
             losses.append(loss.detach())
         return self._merge_results(work, mine, losses)
@@ -269,10 +269,10 @@ def next_token_gradient(
         laps.end("forward")
         loss.backward()
         nats.append(float(loss.detach()))
-        if number % GIVE_BACK_EVERY == 0:
-            give_back()
+        if number % TRIM_EVERY == 0:
+            trim_heap()
         laps.end("backward")
-    give_back()
+    trim_heap()
     laps.end("backward")
     return math.fsum(nats)
 

@@ -89,7 +89,7 @@ def score(model_path: Path, dtype: str, form: str, tokens: int) -> np.ndarray:
 
     from ostinato.engine.embedded.form import prepack
     from ostinato.model.attention import hidden, logits
-    from ostinato.model.linear import find, use_order
+    from ostinato.model.linear import choose_integers, use_order
     from ostinato.model.load import load_model
     from ostinato.model.logprobs import RowSoftmax
     from ostinato.model.selftest import BlockMemory, SequencePiece, shapes_of, vocabulary_of
@@ -100,7 +100,7 @@ def score(model_path: Path, dtype: str, form: str, tokens: int) -> np.ndarray:
     model = load_model(model_path, getattr(torch, dtype), train=not engine)
     ids = torch.from_numpy(np.random.default_rng(7).integers(0, vocabulary_of(model), tokens))
     if engine:
-        prepack(model, find(shape.inputs for shape in shapes_of(model.base_model)) if int8 else None)
+        prepack(model, choose_integers(shape.inputs for shape in shapes_of(model.base_model)) if int8 else None)
     parts: list[np.ndarray] = []
     for text in ids.split(TEXT):
         memory, cuts = BlockMemory(1, len(text)), [*range(0, len(text), _CUT if engine else TEXT), len(text)]

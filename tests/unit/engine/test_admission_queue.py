@@ -5,15 +5,15 @@ from ostinato.engine.embedded.scheduler import WaitingSamples
 
 def queue(*samples: tuple[str, str]) -> WaitingSamples[str]:
     waiting: WaitingSamples[str] = WaitingSamples()
-    for asker, sample in samples:
-        waiting.put(asker, sample)
+    for client, sample in samples:
+        waiting.put(client, sample)
     return waiting
 
 
-def started(waiting: WaitingSamples[str], askers: dict[str, str]) -> list[str]:
+def started(waiting: WaitingSamples[str], clients: dict[str, str]) -> list[str]:
     order: list[str] = []
     while (sample := waiting.next()) is not None:
-        waiting.start(askers[sample], sample)
+        waiting.start(clients[sample], sample)
         order.append(sample)
     return order
 

@@ -163,7 +163,7 @@ def test_a_form_that_an_earlier_process_has_tried_is_not_tried_again(tmp_path, m
         assert is_condensed(model)
         assert torch.equal(answer(model, 9), answer(plain, 9))
         monkeypatch.setattr(fused, "_known", {})  # as in another process
-        monkeypatch.setattr(fused, "answers", lambda *_: pytest.fail("it was tried"))
+        monkeypatch.setattr(fused, "final_states", lambda *_: pytest.fail("it was tried"))
     assert trials == ["condensed"]
 
 

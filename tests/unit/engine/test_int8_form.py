@@ -18,7 +18,7 @@ from ostinato.model import routing
 from ostinato.model.attention import CausalAttend, hidden, logits
 from ostinato.model.cpu import team
 from ostinato.model.kernels.int8_product import INT8, INT8_TILES, MOST_INPUTS
-from ostinato.model.linear import Integers, find, replace_by_panels
+from ostinato.model.linear import Integers, choose_integers, replace_by_panels
 from ostinato.model.load import load_model
 from ostinato.model.paged import WholeAttend
 from ostinato.testing.tiny import SUPPORTED, tiny_model, tiny_moe, tiny_of
@@ -29,7 +29,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="module")
 def integers():
-    return find([64, 128])
+    return choose_integers([64, 128])
 
 
 @torch.inference_mode()
@@ -56,23 +56,23 @@ def test_a_product_that_saturates_or_is_wrong_is_refused(monkeypatch, tiles, sum
     monkeypatch.setattr(arithmetic, "int8_words", lambda levels, scales: levels.long())
     monkeypatch.setattr(arithmetic, "sums", lambda levels, words, how: summed(levels, words))
     with pytest.raises(BadConfig, match=r"engine\.products = 'int8' cannot be used .* set engine\.products = 'plain'"):
-        find([64])
+        choose_integers([64])
 
 
 def test_tiles_are_used_if_their_sums_are_exact(monkeypatch):
     exact = {INT8: True, INT8_TILES: True}
     monkeypatch.setattr(arithmetic, "tiles_allowed", lambda: True)
     monkeypatch.setattr(arithmetic, "is_exact", lambda how, inputs: exact[how])
-    assert find([64]) == Integers(how=INT8_TILES)
+    assert choose_integers([64]) == Integers(how=INT8_TILES)
     assert Integers(how=INT8_TILES).name == Integers(how=INT8).name
     exact[INT8_TILES] = False
-    assert find([64]) == Integers(how=INT8)
+    assert choose_integers([64]) == Integers(how=INT8)
 
 
 def test_more_inputs_than_a_sum_can_hold_are_refused():
     assert 127 * 127 * MOST_INPUTS < 1 << 31
     with pytest.raises(BadConfig, match=r"hold 132,104 inputs, .* 132,105: set engine\.products = 'plain'"):
-        find([64, MOST_INPUTS + 1])
+        choose_integers([64, MOST_INPUTS + 1])
 
 
 def test_the_decoder_is_rounded_and_the_head_is_not(tmp_path, integers):

@@ -11,7 +11,7 @@ from ostinato.engine.embedded.form import prepack
 from ostinato.engine.embedded.kv import KVShape, Store
 from ostinato.engine.embedded.sampler import Draw
 from ostinato.engine.embedded.scheduler import Generation, Scheduled
-from ostinato.engine.embedded.worker import Lanes, cut, draw_rows, forward
+from ostinato.engine.embedded.worker import Lanes, draw_rows, forward, split_work
 from ostinato.model.load import load_model
 from ostinato.testing.tiny import tiny_model, tiny_moe
 
@@ -33,18 +33,18 @@ def model(tmp_path_factory):
 
 def test_work_is_divided_by_tokens_and_nothing_is_lost(model):
     pieces = [piece(i, 0, n) for i, n in enumerate([40, 1, 1, 30, 1, 1, 1, 9])]
-    parts = cut(model, pieces, 2)
+    parts = split_work(model, pieces, 2)
     assert sorted(p.sample.request.id for part in parts for p in part.pieces) == [f"r{i}" for i in range(8)]
     loads = [sum(p.end - p.start for p in part.pieces) for part in parts]
     assert max(loads) - min(loads) <= 1
-    assert len(cut(model, pieces[1:3], 2)) == 1  # too little to share
+    assert len(split_work(model, pieces[1:3], 2)) == 1  # too little to share
 
 
 def test_single_tokens_of_one_prompt_stand_side_by_side(model):
     pieces = [piece(i, 39, 40) for i in range(32)]
     for i, work in enumerate(pieces):
         work.sample.blocks = [100 + i % 4, 200 + i]
-    for part in cut(model, pieces, 2):
+    for part in split_work(model, pieces, 2):
         first = [work.sample.blocks[0] for work in part.pieces]
         assert first == sorted(first)
         assert len(first) == 16
@@ -52,7 +52,7 @@ def test_single_tokens_of_one_prompt_stand_side_by_side(model):
 
 def test_a_mixture_of_experts_runs_in_one_lane(tmp_path):
     moe = load_model(tiny_moe(tmp_path / "moe"), torch.float32)
-    assert len(cut(moe, [piece(i, 0, 40) for i in range(4)], 2)) == 1
+    assert len(split_work(moe, [piece(i, 0, 40) for i in range(4)], 2)) == 1
 
 
 def test_lanes_change_no_bit(model):
@@ -60,13 +60,13 @@ def test_lanes_change_no_bit(model):
     shape = KVShape(layers=2, kv_heads=2, head_dim=16, dtype=torch.float32)
     lanes = Lanes(2)
     memory = Store(shape, 20, 16)
-    parts = cut(model, pieces, 2)
+    parts = split_work(model, pieces, 2)
     assert len(parts) == 2
     found = {}
     for part, ran in zip(parts, lanes.map(lambda part: forward(part, memory), parts), strict=True):
         found |= {p.sample.request.id: state for p, state in zip(part.pieces, ran.states_RD, strict=True)}
     memory = Store(shape, 20, 16)
-    (part,) = cut(model, pieces, 1)
+    (part,) = split_work(model, pieces, 1)
     alone = forward(part, memory).states_RD
     assert all(torch.equal(found[p.sample.request.id], alone[i]) for i, p in enumerate(part.pieces))
     rows = [Draw(temperature=1.0, top_p=1.0, u=(i + 0.5) / 40) for i in range(40)]
@@ -82,7 +82,7 @@ def test_what_stands_alone_has_all_threads_if_that_changes_no_bit(model):
     assert Lanes(2, wide=True).map(lambda _: torch.get_num_threads(), [0, 1]) == [1, 1]
     assert torch.get_num_threads() == 1
     shape = KVShape(layers=2, kv_heads=2, head_dim=16, dtype=torch.float32)
-    (part,) = cut(model, [piece(0, 0, 12)], 2)
+    (part,) = split_work(model, [piece(0, 0, 12)], 2)
     found = [Lanes(2, wide=wide).map(lambda p: forward(p, Store(shape, 4, 16)), [part])[0] for wide in (True, False)]
     assert torch.equal(found[0].states_RD, found[1].states_RD)
 
@@ -93,7 +93,7 @@ def test_two_threads_give_a_fused_model_the_bits_of_one(tmp_path, count):
     engine = load_model(path, torch.float32)
     assert prepack(engine) == 2 * 7 + 1
     shape = KVShape(layers=2, kv_heads=2, head_dim=64, dtype=torch.float32)
-    (part,) = cut(engine, [piece(0, 0, count)], 2)
+    (part,) = split_work(engine, [piece(0, 0, count)], 2)
     draws = [Draw(temperature=1.0, top_p=1.0, u=0.5)]
     found = []
     for lanes in (Lanes(2, wide=True), Lanes(1)):

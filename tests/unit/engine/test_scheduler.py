@@ -126,7 +126,7 @@ def test_a_salt_is_not_mistaken_for_a_version():
 
 
 def crowded(*, rows, blocks=4096, many, length=6, tokens=1000):
-    """A scheduler in which one asker has `many` samples running."""
+    """A scheduler in which one client has `many` samples running."""
     scheduler = Scheduler(BlockPool(blocks), block=16, rows=rows, chunk=64)
     crowd = [sample(number, salt="many", length=length, tokens=tokens) for number in range(many)]
     scheduler.add(crowd)
@@ -156,15 +156,15 @@ def test_an_asker_with_one_row_keeps_it():
         step(scheduler)
         assert scheduler.preemptions == 0
     step(scheduler)
-    assert [each.asker for each in scheduler.running] == ["carl"]
+    assert [each.client for each in scheduler.running] == ["carl"]
 
 
 def test_every_newcomer_gets_a_row_before_anyone_has_two():
     scheduler, crowd = crowded(rows=4, many=4)
-    scheduler.add([sample(number, salt=f"asker {number}", tokens=50) for number in range(100, 106)])
+    scheduler.add([sample(number, salt=f"client {number}", tokens=50) for number in range(100, 106)])
     for _ in range(10):
         step(scheduler)
-    assert len({each.asker for each in scheduler.running}) == 4
+    assert len({each.client for each in scheduler.running}) == 4
     assert (crowd[0] in scheduler.running, scheduler.preemptions) == (True, 3)
 
 
@@ -196,8 +196,8 @@ def test_when_all_blocks_are_taken_whoever_has_most_running_makes_room_for_a_new
 
 def test_a_step_with_all_rows_taken_costs_the_same_however_many_askers_wait():
     few, many = (Scheduler(BlockPool(4096), block=16, rows=ROWS, chunk=64) for _ in range(2))
-    for scheduler, askers in ((few, 32), (many, 256)):
-        scheduler.add([sample(number, salt=f"asker {number}", tokens=100) for number in range(askers)])
+    for scheduler, clients in ((few, 32), (many, 256)):
+        scheduler.add([sample(number, salt=f"client {number}", tokens=100) for number in range(clients)])
         step(scheduler)
         step(scheduler)
     assert operations(lambda: step(many)) <= 1.1 * operations(lambda: step(few))

@@ -346,7 +346,7 @@ def test_a_server_is_looked_at_at_once_and_then_later_and_later():
     replica, waits = Replica(None), []
     for _ in range(12):
         replica.set_aside()
-        waits.append(replica.patience(1.0))
+        waits.append(replica.backoff_s(1.0))
     assert waits[:4] == [0.0, 1.0, 2.0, 4.0]
     assert all(a <= b for a, b in pairwise(waits))
     assert waits[-1] == 60.0

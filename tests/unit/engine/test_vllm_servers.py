@@ -22,7 +22,7 @@ async def until(what):
 
 @pytest.fixture
 def quick_looks(monkeypatch):
-    monkeypatch.setattr("ostinato.engine.vllm.fleet._LOOK_S", 0.01)
+    monkeypatch.setattr("ostinato.engine.vllm.fleet._CHECK_S", 0.01)
 
 
 async def test_a_server_that_was_started_again_gets_its_weights_back(quick_looks):
@@ -150,7 +150,7 @@ async def test_a_version_whose_only_server_lost_it_is_fetched_again_before_it_is
 
 
 async def test_a_server_that_hangs_holds_up_no_other(quick_looks, monkeypatch, caplog):
-    monkeypatch.setattr("ostinato.engine.vllm.fleet._ASK_S", 0.5)
+    monkeypatch.setattr("ostinato.engine.vllm.fleet._REPORT_S", 0.5)
     fakes, never = [TokenVllm(SCRIPT), TokenVllm(SCRIPT)], asyncio.Event()
     async with vllm_engine(*fakes) as engine:
         await engine.load("live", version(1))

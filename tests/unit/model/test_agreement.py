@@ -39,7 +39,7 @@ SMALL = {
     "pad_token_id": 259,
 }
 EXPERTS = {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2}
-OF_ITS_OWN = "attend by code of their own"
+OWN_ATTENTION = "attend by code of their own"
 
 
 @pytest.fixture(autouse=True)
@@ -54,11 +54,11 @@ REFUSED = {
     "phimoe": (lambda: PhimoeConfig(**EXPERTS, sliding_window=WINDOW), f"from token {WINDOW + 1} of a sequence on"),
     "phimoe-wide": (lambda: PhimoeConfig(**EXPERTS, sliding_window=100), f"from token {WINDOW + 1} of a sequence on"),
     "doge": (lambda: DogeConfig(**SMALL, sliding_window=WINDOW), "gives other logits"),
-    "falcon": (lambda: FalconConfig(**SMALL), OF_ITS_OWN),
-    "gptj": (lambda: GPTJConfig(vocab_size=260, n_embd=32, n_layer=1, n_head=4, rotary_dim=8), OF_ITS_OWN),
+    "falcon": (lambda: FalconConfig(**SMALL), OWN_ATTENTION),
+    "gptj": (lambda: GPTJConfig(vocab_size=260, n_embd=32, n_layer=1, n_head=4, rotary_dim=8), OWN_ATTENTION),
     "mpt": (lambda: MptConfig(vocab_size=260, d_model=32, n_heads=4, n_layers=1), "NoneType"),
-    "nemotron": (lambda: NemotronConfig(**SMALL, head_dim=8), OF_ITS_OWN),
-    "stablelm": (lambda: StableLmConfig(**SMALL), OF_ITS_OWN),
+    "nemotron": (lambda: NemotronConfig(**SMALL, head_dim=8), OWN_ATTENTION),
+    "stablelm": (lambda: StableLmConfig(**SMALL), OWN_ATTENTION),
 }
 
 

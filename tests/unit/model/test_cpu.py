@@ -34,11 +34,11 @@ def test_without_torchs_word_the_kernels_is_taken(monkeypatch):
 
 
 def test_instructions_have_torchs_names():
-    found = cpu.kernels_word(XEON)
+    found = cpu.parse_cpuinfo(XEON)
     assert found["cpu_name"] == "Intel(R) Xeon(R) Processor"
     assert {name for name in ASKED if found.get(name)} == set(ASKED) - {"avx_vnni", "bf16", "i8mm"}
-    assert {name for name in ASKED if cpu.kernels_word(GRAVITON).get(name)} == {"bf16", "i8mm"}
-    assert cpu.kernels_word("") == {"architecture": platform.machine()}
+    assert {name for name in ASKED if cpu.parse_cpuinfo(GRAVITON).get(name)} == {"bf16", "i8mm"}
+    assert cpu.parse_cpuinfo("") == {"architecture": platform.machine()}
 
 
 def test_without_a_grouped_product_experts_are_multiplied_one_by_one(monkeypatch):

@@ -159,5 +159,5 @@ def test_a_long_answers_edits_cost_what_a_short_ones_do():
 
 
 def test_without_grammars_none_is_taken():
-    with pytest.raises(BadRequest, match="cannot hold an answer to a form"):
+    with pytest.raises(BadRequest, match="cannot enforce a grammar"):
         LogitEditor.of(Sampling(max_tokens=9, grammar='start: "a"'), None)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.model.cpu import give_back
+from ostinato.model.cpu import trim_heap
 
 
 def resident() -> int:
@@ -19,6 +19,6 @@ def test_pages_between_others_are_given_back():
     kept = blocks[::50]
     del blocks
     before = resident()
-    give_back()
+    trim_heap()
     assert before - resident() > 100_000_000
     assert all(block[0] == ord("x") for block in kept)

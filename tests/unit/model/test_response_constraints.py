@@ -194,5 +194,5 @@ def test_a_declared_template_names_the_beginning_of_its_calls():
 
 def test_nothing_is_demanded_of_an_answer_that_goes_on():
     asked = Conversation(messages=SAID, continued=True, demand=Demand(schema={}))
-    with pytest.raises(BadRequest, match="goes on"):
+    with pytest.raises(BadRequest, match="continues a message"):
         grammar_of(asked, None, {}, thinks=False, opening="")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ostinato.model import speed
-from ostinato.model.speed import FEW, MANY, MARGIN, PAYS, Speed, Speeds, choose, is_whole, measure
+from ostinato.model.speed import FEW, MANY, MARGIN, MIN_SPEEDUP, Speed, Speeds, choose, is_whole, measure
 from ostinato.testing.tiny import tiny_model
 
 
@@ -42,8 +42,8 @@ def test_threads_are_doubled_as_long_as_that_pays():
     def of(*teams, load=0.0):
         return choose(speeds(*both(10.0), teams=[(1, 10.0), *teams], load=load)).threads
 
-    assert of() == of((2, 10.0 * PAYS - 0.1)) == 1
-    assert of((2, 10.0 * PAYS)) == of((2, 18.0), (4, 18.0 * PAYS - 0.1), (8, 80.0)) == 2
+    assert of() == of((2, 10.0 * MIN_SPEEDUP - 0.1)) == 1
+    assert of((2, 10.0 * MIN_SPEEDUP)) == of((2, 18.0), (4, 18.0 * MIN_SPEEDUP - 0.1), (8, 80.0)) == 2
     assert of((2, 18.0), (4, 34.0), (8, 60.0)) == 8
     assert of((2, 18.0), load=4.1) == 1  # who knows what the others would have left
 

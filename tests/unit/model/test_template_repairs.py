@@ -217,5 +217,5 @@ def test_looking_for_the_texts_costs_little(renderers):
         asked = ((user(f"{i} " + "word " * 60), assistant(f"{i} ok")) for i in range(count))
         return talk(*(message for pair in asked for message in pair), user("x"))
 
-    assert renderer._template.asking(turns(320)).count("word") == 320 * 60
-    assert grows_with_its_input(renderer._template.asking, turns(40), turns(320))
+    assert renderer._template.with_generation_prompt(turns(320)).count("word") == 320 * 60
+    assert grows_with_its_input(renderer._template.with_generation_prompt, turns(40), turns(320))

@@ -1,1 +1,1 @@
-"""The embedded engine: scheduler, KV blocks, lanes, sampler, one worker thread."""
+"""The embedded engine: scheduler, KV cache, parallel forward pass, sampler and one worker thread."""

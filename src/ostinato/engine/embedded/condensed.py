@@ -1,8 +1,8 @@
-"""Whole-decoder fusion: all layers of a dense model in one call of our own kernels, if that changes no bit.
+"""Whole-decoder fusion: computes all layers of a dense model in one call of our own kernels, if that changes no bit.
 
-With few streams a token's cost is that of reading the weights, plus every call in between: here there are no such calls, and the cores
-share each matrix. Like fused layers (`fused`), which all other models use, it is tried on the loaded model and not used if any bit
-differs.
+With few streams, a token costs the reading of the weights plus the overhead of every call in between. Here there are no such calls, and
+the cores share each matrix. Like fused layers (`fused`), which all other models use, this form is tried on the loaded model and dropped if
+any bit differs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ostinato.engine.embedded.fused import Keep, Reach, count_linears, norm_of, sandwich_of, tried_once
+from ostinato.engine.embedded.fused import Reach, TrialCache, convert_if_exact, count_linears, norm_of, sandwich_of
 from ostinato.model.attention import Attend
 from ostinato.model.cpu import together
 from ostinato.model.experts import GatedMLP
@@ -29,20 +29,20 @@ from ostinato.model.linear import Panels, in_panels, room_for_levels
 from ostinato.model.paged import PagedCache, WholeAttend, array
 
 _TABLE = 1 << 15  # positions whose rotations are cached
-_BLOCK = 32  # tokens of a block: in calls without attention any will do, and this one is compiled anyway
+_BLOCK = 32  # block size in calls without attention: any works, and the kernel for this one is compiled anyway
 LayOut = Callable[..., Panels]
-"""Lays out a weight, or two beside each other, as `in_panels` does."""
+"""Lays out one weight, or two interleaved, as `in_panels` does."""
 
 
 @dataclass(frozen=True, slots=True)
 class BodyOutput:
-    """The output of the library's body, reduced to the field that is used."""
+    """The output of the library's model body, reduced to the field that is used."""
 
     last_hidden_state: Tensor
 
 
 class CondensedBody(nn.Module):
-    """A body over copies of another body's matrices. Raises ValueError or AttributeError for an unsupported architecture."""
+    """A model body with copies of another body's matrices. Raises ValueError or AttributeError for an unsupported architecture."""
 
     def __init__(self, body: Any, reaches: Sequence[Reach], lay_out: LayOut = in_panels) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class CondensedBody(nn.Module):
         self._width, self._inner = body.embed_tokens.weight.shape[1], layers[0].mlp.gate_proj.out_features
         self._reaches = tuple(reaches)
         packed = [_pack(layer, lay_out) for layer in layers]
-        self._weights = [weights for weights, _ in packed]  # keeps the tensors alive whose addresses the kernel uses
+        self._weights = [weights for weights, _ in packed]  # keeps alive the tensors whose addresses the kernel uses
         self._levels = max(panels.inputs for panels in self._weights[0]) if self._weights[0][0].how >= INT8 else 0
         self._model = _constants(body, layers, packed, self._dim)
         self._scales = np.array([reach.scale for reach in reaches], np.float32)
@@ -63,7 +63,7 @@ class CondensedBody(nn.Module):
         self._table: tuple[Tensor, Tensor] | None = None
 
     def forward(self, input_ids: Tensor, *, position_ids: Tensor, attend: Attend, **_: Any) -> BodyOutput:
-        """As the library's forward: [1, N] -> [1, N, D]."""
+        """Compute what the library's body does: [1, N] -> [1, N, D]."""
         x_ND: Tensor = self.embed_tokens(input_ids[0])
         rows, heads, dim = len(x_ND), self._heads, self._dim
         make = x_ND.new_empty
@@ -97,32 +97,33 @@ class CondensedBody(nn.Module):
         block = _BLOCK if held is None else held.reads.block
         kernel = decoder(self._dim, block, self._heads // self._kv_heads)
         counters = np.zeros((last - first, COLUMNS), np.int64)
-        cache = _nowhere() if held is None else _where(held)
+        cache = _empty_cache() if held is None else _cache_arguments(held)
         cache = (*cache[:-1], self._scales, self._windows, cache[-1])
         together(lambda: kernel(first, last, counters, self._model, cache, state))
 
     def _rotations(self, x_ND: Tensor, positions_1N: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [N, dim], computed by the library; those of the first positions are cached."""
+        """Return cosines and sines [N, dim], computed by the library and cached for the first `_TABLE` positions."""
         last = int(positions_1N.max())
         if last >= _TABLE:
             cos, sin = self._rotary(x_ND[None], positions_1N)
-            return _checked(cos, self._dim), _checked(sin, self._dim)
+            return _whole_heads(cos, self._dim), _whole_heads(sin, self._dim)
         table = self._table
         if table is None or len(table[0]) <= last:
             every = torch.arange(1 << max(10, last.bit_length()))
             cos, sin = self._rotary(x_ND[None], every[None])
-            self._table = table = _checked(cos, self._dim), _checked(sin, self._dim)
+            self._table = table = _whole_heads(cos, self._dim), _whole_heads(sin, self._dim)
         return table[0][positions_1N[0]], table[1][positions_1N[0]]
 
 
-def _checked(x_1ND: Tensor, dim: int) -> Tensor:
+def _whole_heads(x_1ND: Tensor, dim: int) -> Tensor:
+    """Drop the batch axis. Raises ValueError for partial rotary embeddings."""
     if x_1ND.shape[0] != 1 or x_1ND.shape[2] != dim:
         raise ValueError("only a part of each head is rotated")
     return x_1ND[0].contiguous()
 
 
-def _nowhere() -> tuple[Any, ...]:
-    """An empty cache, which is never written to."""
+def _empty_cache() -> tuple[Any, ...]:
+    """Return the kernel's argument `cache` for calls without attention."""
     empty = np.empty(0, np.int64)
     return (
         np.empty((0, 2), np.int64),
@@ -136,7 +137,7 @@ def _nowhere() -> tuple[Any, ...]:
     )
 
 
-def _where(held: PagedCache) -> tuple[Any, ...]:
+def _cache_arguments(held: PagedCache) -> tuple[Any, ...]:
     places = held.places
     return (
         np.array([(blocks.keys.data_ptr(), blocks.values.data_ptr()) for blocks in held.layers], np.int64),
@@ -148,7 +149,7 @@ def _where(held: PagedCache) -> tuple[Any, ...]:
 
 
 def _pack(layer: Any, lay_out: LayOut) -> tuple[tuple[Panels, ...], tuple[Tensor | None, Tensor | None]]:
-    """The four weights of a layer in panels, and two biases: that of its queries, keys and values, and that of its output."""
+    """Return a layer's four weights in panels, and two biases: of its queries, keys and values, and of its attention output."""
     attention, mlp = layer.self_attn, layer.mlp
     if not isinstance(mlp, GatedMLP) or any(getattr(part, "bias", None) is not None for part in mlp.children()):
         raise ValueError("a feed-forward layer of another kind")
@@ -172,7 +173,7 @@ def _pack(layer: Any, lay_out: LayOut) -> tuple[tuple[Panels, ...], tuple[Tensor
 
 
 def _constants(body: Any, layers: list[Any], packed: list[Any], dim: int) -> tuple[Any, ...]:
-    """The kernel's argument `model`; see `decoder`."""
+    """Return the kernel's argument `model`; see `decoder`."""
     norms = [norm_of(norm) for layer in layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
     norms.append(norm_of(body.norm))
     heads = [[getattr(layer.self_attn, name, None) for layer in layers] for name in ("q_norm", "k_norm")]
@@ -198,10 +199,10 @@ def _stacked(norms: list[Any]) -> NDArray[Any]:
 
 
 @torch.inference_mode()
-def condense(model: PreTrainedModel, lay_out: LayOut = in_panels, keep: Keep | None = None) -> int:
-    """Replace a CPU model's body by a condensed one, in place; returns how many linear layers it took over.
+def condense(model: PreTrainedModel, lay_out: LayOut = in_panels, keep: TrialCache | None = None) -> int:
+    """Replace a CPU model's body by a condensed one, in place; return how many linear layers it replaced.
 
-    A model with unsupported parts or another dtype, and a model that gives other bits, stay as they are; `keep` as for `tried_once`.
+    A model with unsupported parts or another dtype, or one that would give other bits, stays unchanged. `keep` as for `convert_if_exact`.
     """
     plain: Any = model.base_model
     if (
@@ -218,16 +219,24 @@ def condense(model: PreTrainedModel, lay_out: LayOut = in_panels, keep: Keep | N
     def restore() -> None:
         setattr(model, model.base_model_prefix, plain)
 
-    tried_once(
-        "condensed", model, len(plain.layers), exchange, restore, lay_out, panels=in_panels, also=_whole, keep=keep
+    convert_if_exact(
+        "condensed",
+        model,
+        len(plain.layers),
+        exchange,
+        restore,
+        lay_out,
+        panels=in_panels,
+        also=_whole_attend,
+        keep=keep,
     )
     return before - count_linears(model)
 
 
 def is_condensed(model: PreTrainedModel) -> bool:
-    """Whether all of its layers run in one call, whose work threads share."""
+    """Return whether all layers of the model run in one call, which parallelises its own work."""
     return isinstance(model.base_model, CondensedBody)
 
 
-def _whole(tokens: int) -> WholeAttend:
+def _whole_attend(tokens: int) -> WholeAttend:
     return WholeAttend([tokens])

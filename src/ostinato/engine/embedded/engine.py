@@ -1,4 +1,4 @@
-"""The embedded engine: `core.seams.Engine` over Hugging Face modules, asyncio in front and one torch thread behind."""
+"""The embedded engine: implements `core.seams.Engine` with Hugging Face modules, behind asyncio, on one worker thread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ostinato.core.weights import Snapshot, Swap, Weights
 from ostinato.engine.admission import check_loaded, check_request, check_room, check_score, pause_stats
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.embedded.form import prepack, round_to_fp8
-from ostinato.engine.embedded.fused import Keep
+from ostinato.engine.embedded.fused import TrialCache
 from ostinato.engine.embedded.kv import BlockPool, open_store
 from ostinato.engine.embedded.scheduler import Scheduler
 from ostinato.engine.embedded.worker import CLOSED, EngineThread, LoadedPolicy, OpenStream
@@ -43,14 +43,14 @@ class TorchEngine:
     Args:
         build: weights -> an eval module; raises BadWeights for weights that must not be served.
         renderer: decodes ids and knows the stop tokens, the vocabulary and the context.
-        config: sizes.
+        config: the engine's sizes.
         integers: integer format of the decoder's linear layers; None: they compute in the model's dtype.
         contract: the numerics contract of this process, stamped on its samples; None if it was not measured.
-        wide: a team of `config.threads` torch threads gives the same bits as one thread, so small steps may use them all.
+        wide: `config.threads` torch threads give the same bits as one thread, so a small step may use them all.
         grammars: compiles the grammars that answers must follow; None: requests with a grammar are not supported.
         clock: monotonic seconds, for deadlines.
         device: where `build`'s models compute.
-        keep: knows by which of the engine's forms a model keeps its bits (`fused.Keep`); None: it is tried.
+        keep: cache of fusion trials: knows which optimized forms leave a model's bits unchanged (`fused.TrialCache`); None: try them.
 
     Example::
 
@@ -74,18 +74,18 @@ class TorchEngine:
         grammars: Grammars | None = None,
         clock: Callable[[], float] = time.monotonic,
         device: str = "cpu",
-        keep: Keep | None = None,
+        keep: TrialCache | None = None,
     ) -> None:
         self.config, self._device = config or EngineConfig(), device
         self._build, self._renderer, self._integers, self._keep = build, renderer, integers, keep
         self._contract, self._wide, self._grammars, self._clock = contract, wide, grammars, clock
         self._loading = asyncio.Lock()
-        # one thread: freed weights stay in the heap arena of the thread that allocated them, and the next version should reuse it
+        # one thread: freed weights stay in the allocating thread's heap arena, where the next version should reuse them
         self._building = ThreadPoolExecutor(1, thread_name_prefix="build")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._worker: EngineThread | None = None
         self._open = 0
-        # by request: its stream, once the thread has taken it, and its chunks; None among them: a sample was ended by its caller
+        # by request id: its stream, once the thread has accepted it, and its chunks; a None chunk: its caller ended a sample
         self._streams: dict[str, tuple[list[OpenStream], asyncio.Queue[Chunk | None]]] = {}
         self._blocks = self.config.kv_tokens // self.config.block
 
@@ -93,7 +93,7 @@ class TorchEngine:
         """Start the worker thread. Slots are empty until `load`."""
         if self._worker is not None:
             raise Unavailable("The engine has been started before; make a new one.")
-        config, threads = self.config, self.config.threads or 1  # 0: nobody measured how many pay
+        config, threads = self.config, self.config.threads or 1  # 0: the useful number of threads was not measured
         self._loop = asyncio.get_running_loop()
         scheduler = Scheduler(
             BlockPool(self._blocks),
@@ -116,7 +116,7 @@ class TorchEngine:
         self._worker.start()
 
     async def close(self) -> None:
-        """End open streams with `Finish.ABORT` and the thread with them. Idempotent."""
+        """End open streams with `Finish.ABORT` and stop the thread. Idempotent."""
         if self._worker is not None:
             with contextlib.suppress(Unavailable):
                 self._worker.post(self._worker.stop)
@@ -124,7 +124,7 @@ class TorchEngine:
         self._building.shutdown(wait=False)
 
     async def generate(self, request: Generate) -> AsyncGenerator[Chunk, None]:
-        """One chunk per token and sample, in order within a sample. See `core.seams.Engine.generate`.
+        """Yield one chunk per token and sample, in order within a sample. See `core.seams.Engine.generate`.
 
         Raises:
             NotFound: nothing is loaded in the slot.
@@ -135,7 +135,7 @@ class TorchEngine:
         self._admit(worker, request)
         until = None if request.within_s is None else self._clock() + request.within_s
         editor = None
-        if request.sampling.edits_logits:  # compiling may take a while; open streams go on in the meantime
+        if request.sampling.edits_logits:  # compiling a grammar may take a while, so it must not block open streams
             editor = await asyncio.to_thread(LogitEditor.of, request.sampling, self._grammars)
             self._admit(worker, request)
         steering = self._steering(request)
@@ -174,10 +174,10 @@ class TorchEngine:
         return routes
 
     async def load(self, slot: str, snapshot: Snapshot) -> Swap:
-        """Build the module beside the running one, then exchange the slot's pointer between two steps.
+        """Build the new module beside the running one, then swap it into the slot between two steps.
 
-        Open streams of the slot keep their KV and go on with the new weights; cached prefixes of the old version are not used for
-        new requests. Slots with the same weights share one module. Raises BadWeights; the slot then keeps what it had.
+        Open streams of the slot keep their KV cache and continue with the new weights. New requests do not use prefixes that the old
+        version cached. Slots with the same weights share one module. Raises BadWeights; the slot then keeps its old version.
         """
         worker = self._running()
         async with self._loading:
@@ -199,8 +199,8 @@ class TorchEngine:
         await self._call(lambda: worker.unload(slot))
 
     async def score(self, slot: str, ids: Sequence[int], start: int, cache_salt: str = "") -> list[float]:
-        """Log-probabilities (temperature 1) of ids[start:], with the bits that sampling gives them. Its tokens take turns with those of
-        open streams and share their prefix cache. Raises BadRequest, NotFound, TooLarge, Overloaded, Unavailable.
+        """Return the log-probabilities (temperature 1) of ids[start:], bit-identical to those of sampling. Scoring is scheduled together
+        with open streams and shares their prefix cache. Raises BadRequest, NotFound, TooLarge, Overloaded, Unavailable.
         """
         worker, can = self._running(), self.capabilities()
         check_loaded(slot, worker.policies)
@@ -228,19 +228,19 @@ class TorchEngine:
         return list(chunk.logprobs)
 
     def slots(self) -> dict[str, PolicyVersion]:
-        """What is loaded now."""
+        """Return the loaded version of each slot."""
         return {slot: policy.version for slot, policy in self._running().policies.copy().items()}
 
     def numerics(self) -> str:
-        """The numerics contract's id; "" without a contract."""
+        """Return the numerics contract's id; "" without a contract."""
         return "" if self._contract is None else self._contract.id
 
     def contract(self) -> Contract | None:
-        """The numerics contract, as given."""
+        """Return the numerics contract, if there is one."""
         return self._contract
 
     def capabilities(self) -> Capabilities:
-        """The renderer's vocabulary and context, the latter limited by the KV cache."""
+        """Return the renderer's vocabulary and context; the KV cache may limit the context further."""
         renderer = self._renderer
         return Capabilities(
             context=min(renderer.context, self._blocks * self.config.block),
@@ -250,7 +250,7 @@ class TorchEngine:
         )
 
     def stats(self) -> dict[str, float]:
-        """Gauges and counters since the start. Times in seconds; tokens, blocks and samples are counts."""
+        """Return gauges, and counters since the start. Times are in seconds; tokens, blocks and samples are counts."""
         worker = self._running()
         scheduler = worker.scheduler
         return {
@@ -276,7 +276,7 @@ class TorchEngine:
         return lambda: AnswerSteering(asked, logits, renderer.opens_call, renderer.token_bytes, off=off)
 
     def _make(self, weights: Weights) -> PreTrainedModel:
-        with team(1):  # leave the other cores to the open streams
+        with team(1):  # leaves the other cores to open streams
             model = self._build(weights)
             if self.config.products == "fp8":
                 round_to_fp8(model)
@@ -304,7 +304,7 @@ class TorchEngine:
         def run() -> None:
             try:
                 answer.set_result(order())
-            except Exception as error:  # noqa: BLE001 (it is raised again where the order came from)
+            except Exception as error:  # noqa: BLE001 (raised again in the caller)
                 answer.set_exception(error)
 
         self._running().post(run)
@@ -319,7 +319,7 @@ class TorchEngine:
 def _short_turns() -> Generator[None]:
     """Shorten the interpreter's thread switch interval from 5 ms to 0.2 ms while a version is built.
 
-    Each operation of a step releases the interpreter and would otherwise wait a full interval of the building thread to get it back.
+    Each operation of a step releases the GIL and would otherwise wait a full switch interval until the building thread yields it.
     """
     before = sys.getswitchinterval()
     take_short_turns()

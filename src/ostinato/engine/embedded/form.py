@@ -1,13 +1,13 @@
-"""The engine's form of a model: all layers in one call, or fused layers, if that changes no bit; otherwise linear layers in panels.
+"""The engine's optimized form of a model: whole-decoder fusion, or fused layers, if that changes no bit; else linear layers in panels.
 
-Quantization: if 8-bit numbers are requested, a dense decoder's linear layers are rounded, in the same forms: to integers on CPUs, to floats
-(e4m3) on GPUs that have them. The trainer does not round. Each output has one scale for its weights, and each row one for its activations,
-computed per row at run time, so that an answer does not depend on others in its batch. The output head keeps its precision by default,
-since its errors would go directly into the logits.
+Quantization: on request, the linear layers of a dense decoder are rounded to 8 bits, in the same forms: to integers on CPUs, to floats
+(e4m3) on GPUs that support them. The trainer does not round. Weights have one scale per output channel. Activations have one scale per
+row, computed at run time, so that an answer does not depend on the rest of its batch. The output head keeps its precision by default,
+because its errors would go directly into the logits.
 
-Integers: weights and activations are rotated by the same Hadamard matrix, which spreads a large channel over many (`kernels.quantize`).
-Sums are exact (`model.linear`); rounding happens when numbers become levels, and once more at the end. Weights take a quarter of fp32's
-memory. Floats: `torch.nn.functional.scaled_mm` multiplies and scales.
+Integers: weights and activations are rotated by the same Hadamard matrix, which spreads an outlier channel over many (`kernels.quantize`).
+Sums are exact (`model.linear`); only the quantization and the final conversion to floats round. Weights take a quarter of fp32's memory.
+Floats: `torch.nn.functional.scaled_mm` multiplies and scales.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from ostinato.core.errors import BadConfig
 from ostinato.engine.embedded.condensed import condense
-from ostinato.engine.embedded.fused import Keep, fuse
+from ostinato.engine.embedded.fused import TrialCache, fuse
 from ostinato.model import routing
 from ostinato.model.attention import hidden
 from ostinato.model.backend import replace_parts
@@ -36,15 +36,15 @@ from ostinato.model.load import empty_model
 from ostinato.model.paged import WholeAttend
 from ostinato.model.selftest import filled, vocabulary_of
 
-_TIMED = (1, 8, 32, 128)  # rows
-_TIMES = 5
+_TIMED_ROWS = (1, 8, 32, 128)
+_REPEATS = 5
 
 
-def prepack(model: nn.Module, integers: Integers | None = None, keep: Keep | None = None) -> int:
-    """Bring a model, or a part of a model, into the engine's form, in place. Returns how many linear layers were laid out anew.
+def prepack(model: nn.Module, integers: Integers | None = None, keep: TrialCache | None = None) -> int:
+    """Convert a model, or a part of one, to the engine's form, in place. Returns how many linear layers were laid out anew.
 
-    Results keep their bits, unless a model's decoder is rounded to `integers`. `keep` knows which forms keep them, without a trial. Raises
-    BadConfig for a model that cannot be rounded.
+    Results keep their bits, unless the decoder is rounded to `integers`. `keep`: the cache of trials of the forms. Raises BadConfig for a
+    model that cannot be rounded.
     """
     if not isinstance(model, PreTrainedModel):
         return replace_by_panels(model)
@@ -59,27 +59,28 @@ def prepack(model: nn.Module, integers: Integers | None = None, keep: Keep | Non
 
 @torch.inference_mode()
 def times_as_fast(path: Path, dtype: torch.dtype, integers: Integers) -> dict[int, float]:
-    """By number of rows: the speed of decoder layers rounded to `integers`, over the same layers in the engine's usual form, on one thread.
+    """Return by number of rows the speedup of decoder layers rounded to `integers` over the engine's usual form, on one thread.
 
-    A row is the next token of a sequence of its own, as when so many streams generate. The model in the directory `path` gives the layers,
-    one of each kind. A short measurement, so other work on the machine affects it. Raises BadConfig for a model that cannot be rounded.
+    Each row is the next token of a sequence of its own, as in decoding with that many streams. The model in the directory `path` provides
+    the layers, one of each kind. The measurement is short, so other work on the machine affects it. Raises BadConfig for a model that
+    cannot be rounded.
     """
     forms = [filled(empty_model(path, dtype, shallow=True)) for _ in range(2)]
     prepack(forms[0])
     prepack(forms[1], integers)
-    found: dict[int, float] = {}
+    speedups: dict[int, float] = {}
     with team(1):
-        for rows in _TIMED:
+        for rows in _TIMED_ROWS:
             plain, rounded = _seconds(forms, rows)
-            found[rows] = plain / rounded
-    return found
+            speedups[rows] = plain / rounded
+    return speedups
 
 
 def _seconds(models: list[PreTrainedModel], rows: int) -> list[float]:
-    """The fastest of a few calls of each, which take turns."""
+    """Return the fastest of several calls of each model, in alternation."""
     ids, positions = torch.arange(rows) % vocabulary_of(models[0]), torch.zeros(rows, dtype=torch.long)
     best = [float("inf")] * len(models)
-    for _ in range(1 + _TIMES):  # what the first call compiles or lays out is not in the fastest
+    for _ in range(1 + _REPEATS):  # the first call compiles and lays out, so it is not the fastest
         for number, model in enumerate(models):
             attend = WholeAttend([1] * rows)
             began = time.perf_counter()
@@ -96,18 +97,18 @@ NO_LINEARS = (
 
 
 class Int8Linear(PanelLinear):
-    """`nn.Linear` for inference, rounded to `integers`; may combine several layers with concatenated outputs. Keeps the input's dtype."""
+    """`nn.Linear` for inference, rounded to `integers`. May combine several layers, with concatenated outputs. Keeps the input's dtype."""
 
     def __init__(self, layers: Sequence[nn.Linear], integers: Integers) -> None:
         super().__init__(layers, partial(in_int8_panels, integers))
 
 
 @torch.inference_mode()
-def quantise(model: PreTrainedModel, integers: Integers, *, head: bool = False, keep: Keep | None = None) -> int:
-    """Replace the linear layers of a dense model's decoder by integer ones, in place; returns how many of the model's were replaced.
+def quantise(model: PreTrainedModel, integers: Integers, *, head: bool = False, keep: TrialCache | None = None) -> int:
+    """Replace the linear layers of a dense model's decoder by integer ones, in place; return how many were replaced.
 
-    All layers are one call where possible (`condensed`), or else fused (`fused`). With `head` the output head is replaced
-    too; `keep` as for `prepack`. Raises BadConfig for a mixture of experts, whose experts are not linear layers, and for a decoder without
+    The decoder is condensed if possible (`condensed`), else its layers are fused (`fused`). With `head` the output head is replaced too.
+    `keep` as for `prepack`. Raises BadConfig for a mixture of experts, whose experts are not linear layers, and for a decoder without
     linear layers.
     """
     check_dense(model)
@@ -123,10 +124,10 @@ def quantise(model: PreTrainedModel, integers: Integers, *, head: bool = False, 
     if head and isinstance(top, nn.Linear):
         model.set_output_embeddings(make([top]))
     left = {id(part) for part in model.modules()}
-    found = sum(id(part) not in left for part in linears)
-    if not found:
+    replaced = sum(id(part) not in left for part in linears)
+    if not replaced:
         raise BadConfig(NO_LINEARS)
-    return found
+    return replaced
 
 
 def check_dense(model: PreTrainedModel, products: str = "int8") -> None:
@@ -141,17 +142,17 @@ def check_dense(model: PreTrainedModel, products: str = "int8") -> None:
 
 
 FP8_NAME = "fp8 e4m3 weights by output, activations by row"
-"""The name in a numerics contract."""
-_LARGEST = 448.0  # of e4m3
-_MULTIPLE = 16  # of inputs and of outputs, which the GPU's product asks for
-_FIRST = (8, 9)  # compute capability with products of e4m3
+"""Its name in a numerics contract."""
+_E4M3_MAX = 448.0
+_MULTIPLE = 16  # the GPU's product needs input and output sizes that are multiples of it
+_MIN_CAPABILITY = (8, 9)  # first CUDA compute capability with e4m3 products
 
 
 def rounded(x_NI: Tensor) -> tuple[Tensor, Tensor]:
-    """e4m3 numbers [N, I] and scales [N, 1] in fp32: number x scale is within 1/16 of each element, or within 2^-10 of a scale."""
-    scales_N1 = x_NI.abs().amax(-1, keepdim=True).float() / _LARGEST
-    scales_N1 = torch.where(scales_N1 == 0, 1.0, scales_N1)  # a NaN stays one
-    return (x_NI.float() / scales_N1).clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn), scales_N1
+    """Quantize rows to e4m3 numbers [N, I] and fp32 scales [N, 1]: number x scale is within 1/16 of each element, or 2^-10 of a scale."""
+    scales_N1 = x_NI.abs().amax(-1, keepdim=True).float() / _E4M3_MAX
+    scales_N1 = torch.where(scales_N1 == 0, 1.0, scales_N1)  # a NaN stays a NaN
+    return (x_NI.float() / scales_N1).clamp_(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn), scales_N1
 
 
 class Fp8Linear(nn.Module):
@@ -168,7 +169,7 @@ class Fp8Linear(nn.Module):
         """[..., in] -> [..., out]."""
         numbers, scales = rounded(x.reshape(-1, x.shape[-1]))
         by_row = F.ScalingType.RowWise
-        dtype = torch.bfloat16 if x.is_cuda else x.dtype  # a GPU's product with scales by row gives bf16 only
+        dtype = torch.bfloat16 if x.is_cuda else x.dtype  # on a GPU, row-wise scaling supports bf16 output only
         out = F.scaled_mm(
             numbers, self._weight_IO, scales, by_row, self._scales_1O, by_row, output_dtype=dtype, use_fast_accum=False
         ).to(x.dtype)
@@ -178,10 +179,10 @@ class Fp8Linear(nn.Module):
 
 @torch.inference_mode()
 def round_to_fp8(model: PreTrainedModel) -> int:
-    """Replace the linear layers of a dense model's decoder by 8-bit ones, in place. Returns how many; layers of odd sizes stay as they are.
+    """Replace the linear layers of a dense model's decoder by fp8 ones, in place; return how many. Layers of unsupported sizes stay.
 
-    Raises BadConfig for a mixture of experts, whose experts are not linear layers, for a model without a layer of fitting size, and for a
-    GPU or a torch without such products.
+    Raises BadConfig for a mixture of experts, whose experts are not linear layers, for a model without a layer of a supported size, and for
+    a GPU or a torch version without fp8 products.
     """
     check_dense(model, "fp8")
     if not hasattr(F, "scaled_mm"):
@@ -189,7 +190,7 @@ def round_to_fp8(model: PreTrainedModel) -> int:
             f"engine.products = 'fp8' needs torch.nn.functional.scaled_mm, which torch {torch.__version__} lacks: "
             "pip install --upgrade torch, or set engine.products = 'plain'"
         )
-    if model.device.type == "cuda" and torch.cuda.get_device_capability(model.device) < _FIRST:
+    if model.device.type == "cuda" and torch.cuda.get_device_capability(model.device) < _MIN_CAPABILITY:
         raise BadConfig(
             f"engine.products = 'fp8': {torch.cuda.get_device_name(model.device)} has no products of 8-bit floats: set "
             "engine.products = 'plain'"
@@ -201,10 +202,10 @@ def round_to_fp8(model: PreTrainedModel) -> int:
             return None
         return Fp8Linear(child)
 
-    found = replace_parts(model, ours)
-    if not found:
+    replaced = replace_parts(model, ours)
+    if not replaced:
         raise BadConfig(
             f"engine.products = 'fp8' rounds linear layers whose sizes are multiples of {_MULTIPLE}, and this model's decoder has none: "
             "set engine.products = 'plain'"
         )
-    return found
+    return replaced

@@ -1,10 +1,10 @@
-"""Operator fusion: a decoder layer in eleven calls instead of some sixty, since a token's overhead beyond its arithmetic is mostly calls.
+"""Operator fusion: computes a decoder layer in eleven calls instead of some sixty, because call overhead dominates a token's cost.
 
-It computes the library's layer, x + attention(norm(x)) followed by x + mlp(norm(x)), or with a norm after each of the two as well, with
-the same bits.
+A fused layer computes the library's layer, x + attention(norm(x)) followed by x + mlp(norm(x)), optionally with a norm after each of the
+two, with the same bits.
 
-Trial: once per configuration a model in another form, fused or `condensed`, is compared with its original form, and if any bit differs
-it is left unchanged.
+Trial: once per model configuration, the model in an optimized form (fused or `condensed`) is compared with its original form. If any bit
+differs, the model stays unchanged.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from ostinato.model.norms import RMSNorm
 from ostinato.model.paged import WholeAttend, array
 from ostinato.model.selftest import bits_of, vocabulary_of
 
-# ---------------------------------------------------------------- trial
+# ---------------------------------------------------------------- trials of optimized forms
 
 
 _LOG = logging.getLogger(__name__)
-_COUNTS = (1, 2, 3, 5)  # of tokens, at which models are compared
+_COUNTS = (1, 2, 3, 5)  # numbers of tokens at which models are compared
 _LOCK = threading.Lock()
 L = TypeVar("L")
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """A layer's attention parameters besides its queries, keys and values; see `model.attention.Attend`."""
+    """A layer's attention parameters: the scale of its scores and its sliding window; see `model.attention.Attend`."""
 
     scale: float
     window: int
@@ -51,7 +51,7 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class EngineForm:
-    """What a trial of a form that changes no bit found: each layer's attention parameters.
+    """The result of a successful trial, in which the form changed no bit: each layer's attention parameters.
 
     Example: ``EngineForm(reaches=(Reach(scale=0.125, window=0),))``
     """
@@ -59,27 +59,27 @@ class EngineForm:
     reaches: tuple[Reach, ...]
 
 
-Keep = Callable[[str, str, torch.dtype, Callable[[], EngineForm]], EngineForm]
-"""Called with a form's name, a configuration, a dtype and a trial. Returns what the trial finds on this machine, or found in an earlier
-process. It passes on what the trial raises.
+TrialCache = Callable[[str, str, torch.dtype, Callable[[], EngineForm]], EngineForm]
+"""A cache of trials on this machine: called with a form's name, a configuration, a dtype and the trial, it returns the trial's result, or
+that of an earlier process. It passes on what the trial raises.
 """
 
 
-class _NothingToKeep(Exception):
-    """The form does not fit, which may have a cause that passes, or the weights do not tell whether it does."""
+class _NotCacheable(Exception):
+    """The trial has no result to cache: the form does not fit, perhaps for a transient cause, or these weights make it inconclusive."""
 
 
 def count_linears(part: nn.Module) -> int:
-    """The number of linear layers in a module."""
+    """Return the number of linear layers in a module."""
     return sum(isinstance(each, nn.Linear) for each in part.modules())
 
 
 _known: dict[tuple[str, str, torch.dtype], tuple[Reach, ...] | None] = {}
 """`EngineForm.reaches` by form, configuration and dtype; None: the form does not fit."""
-_DESCRIBED = {"fused": "fused layers", "condensed": "its layers in one call"}
+_FORM_TEXTS = {"fused": "fused layers", "condensed": "its layers in one call"}
 
 
-def tried_once(
+def convert_if_exact(
     form: str,
     model: PreTrainedModel,
     layers: int,
@@ -89,20 +89,20 @@ def tried_once(
     *,
     panels: L,
     also: Callable[[int], Attend] | None = None,
-    keep: Keep | None = None,
+    keep: TrialCache | None = None,
 ) -> None:
-    """Bring a model into a form if that changes no bit, which is tried once per process for each configuration.
+    """Convert a model to an optimized form if that changes no bit. This is tried once per process and configuration.
 
     Args:
-        form: its name in `_DESCRIBED`.
+        form: the form's name in `_FORM_TEXTS`.
         model: the model.
-        layers: how many layers it has, each of which must call our attention.
-        exchange: replaces the model's parts, given each layer's attention parameters and a layout of weights.
-        restore: undoes it.
-        layout: how weights are laid out.
-        panels: how they are laid out in the trial, because another layout may give other bits.
-        also: makes another attention over a number of tokens with which the bits must be the same.
-        keep: knows forms that fitted in earlier processes; None: each process tries it.
+        layers: the number of its layers, each of which must call our attention.
+        exchange: replaces the model's parts, given each layer's attention parameters and a weight layout.
+        restore: undoes `exchange`.
+        layout: the weight layout to use.
+        panels: the weight layout of the trial; `layout` may give other bits, as integers do.
+        also: makes a second attention, over a given number of tokens, with which the bits must be the same too.
+        keep: the cache of trials of earlier processes; None: each process tries the form itself.
     """
     key = (model.config.to_json_string(use_diff=False), model.dtype)
     tried = False
@@ -110,23 +110,23 @@ def tried_once(
     def trial() -> EngineForm:
         nonlocal tried
         tried = True
-        found, telling = _try(form, model, layers, lambda reaches: exchange(reaches, panels), restore, also)
-        if found is not None and layout is not panels:
+        reaches, conclusive = _try(form, model, layers, lambda reaches: exchange(reaches, panels), restore, also)
+        if reaches is not None and layout is not panels:
             restore()
-            exchange(found, layout)
-        if telling:
-            _known[form, *key] = found
-        if found is None:
-            raise _NothingToKeep
-        return EngineForm(found)
+            exchange(reaches, layout)
+        if conclusive:
+            _known[form, *key] = reaches
+        if reaches is None:
+            raise _NotCacheable
+        return EngineForm(reaches)
 
-    with _LOCK, contextlib.suppress(_NothingToKeep):
+    with _LOCK, contextlib.suppress(_NotCacheable):
         if (form, *key) not in _known:
             reaches = (trial() if keep is None else keep(form, *key, trial)).reaches
             if not tried:
                 _known[form, *key] = reaches
                 exchange(reaches, layout)
-                _compute(model)
+                _warm_up(model)
         elif (reaches := _known[form, *key]) is not None:
             exchange(reaches, layout)
 
@@ -139,29 +139,29 @@ def _try(
     restore: Callable[[], None],
     also: Callable[[int], Attend] | None,
 ) -> tuple[tuple[Reach, ...] | None, bool]:
-    """Each layer's attention parameters, or None if the model was left unchanged; and whether that is valid for other weights, too."""
-    telling = True
+    """Return each layer's attention parameters, None if the model was left unchanged; and whether the result holds for other weights."""
+    conclusive = True
     try:
-        want, reaches = answers(model)
-        telling = is_telling(want)
-        if telling and len(reaches) == layers:
+        want, reaches = final_states(model)
+        conclusive = is_conclusive(want)
+        if conclusive and len(reaches) == layers:
             exchange(reaches)
-            got, asked = answers(model)
-            same = asked == reaches and have_same_bits(want, got)
-            if same and (also is None or have_same_bits(want, answers(model, also)[0])):
+            got, got_reaches = final_states(model)
+            same = got_reaches == reaches and have_same_bits(want, got)
+            if same and (also is None or have_same_bits(want, final_states(model, also)[0])):
                 return reaches, True
             _LOG.warning(
-                "%s is not %s, and slower for it: %s give other bits", type(model).__name__, form, _DESCRIBED[form]
+                "%s is not %s, and slower for it: %s give other bits", type(model).__name__, form, _FORM_TEXTS[form]
             )
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
-        # unsupported parts, or parts with another calling convention, unless it may fit once there is memory
-        telling = telling and not is_short(error)
+        # unsupported parts or another calling convention; not conclusive if only memory was short
+        conclusive = conclusive and not is_short(error)
     restore()
-    return None, telling
+    return None, conclusive
 
 
-def _compute(model: PreTrainedModel) -> None:
-    """Compute some tokens, as a trial does, so that no request waits until the kernels are loaded."""
+def _warm_up(model: PreTrainedModel) -> None:
+    """Compute some tokens, as a trial does, to load the kernels before the first request."""
     first, count = runs_of(model.config.get_text_config())[-1]
     with team(1):
         hidden(model, torch.zeros(count, dtype=torch.long), torch.arange(first, first + count), WholeAttend([count]))
@@ -179,37 +179,37 @@ class RecordedAttention:
         return self._whole(layer, q, k, v, scale, window)
 
 
-def answers(
+def final_states(
     model: PreTrainedModel, attending: Callable[[int], Attend] = RecordedAttention
 ) -> tuple[list[Tensor], tuple[Reach, ...]]:
-    """The model's final states for several runs of tokens, and each layer's attention parameters in the last run.
+    """Return the model's final hidden states for several runs of tokens, and each layer's attention parameters in the last run.
 
     `attending` makes the attention over a given number of tokens. The parameters are empty unless it makes a `RecordedAttention`.
     """
-    found: list[Tensor] = []
+    states: list[Tensor] = []
     attend: Attend = RecordedAttention(0)
-    with team(1):  # whichever thread this is, so that the compared bits come from equal thread counts
+    with team(1):  # equal thread counts for the compared bits, whichever thread calls
         for first, count in runs_of(model.config.get_text_config()):
             attend = attending(count)
             ids = torch.randint(vocabulary_of(model), (count,), generator=torch.Generator().manual_seed(count))
-            found.append(hidden(model, ids, torch.arange(first, first + count), attend))
-    return found, tuple(attend.reaches) if isinstance(attend, RecordedAttention) else ()
+            states.append(hidden(model, ids, torch.arange(first, first + count), attend))
+    return states, tuple(attend.reaches) if isinstance(attend, RecordedAttention) else ()
 
 
-def is_telling(states: Sequence[Tensor]) -> bool:
-    """Whether equal bits mean something: by weights of zeros every token gets the same state, and what overflows hides the rest."""
+def is_conclusive(states: Sequence[Tensor]) -> bool:
+    """Return whether equal bits prove anything: with zero weights all states are equal, and an overflow hides other differences."""
     return all(bool(each.isfinite().all()) for each in states) and len(torch.unique(states[-1], dim=0)) > 1
 
 
 def have_same_bits(states: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    """Whether two models' answers agree in each bit."""
+    """Return whether two models' final states agree in every bit."""
     return all(torch.equal(bits_of(a), bits_of(b)) for a, b in zip(states, others, strict=True))
 
 
 def runs_of(config: Any) -> list[tuple[int, int]]:
-    """(first position, tokens): short runs from the beginning, and long runs at positions where a model may compute differently.
+    """Return runs (first position, tokens): short ones from position 0, and longer ones where a model may compute differently.
 
-    Some models change with the position: Ministral 3 scales its queries from the length at which it was first trained.
+    Some models depend on the absolute position: Ministral 3 scales its queries beyond its original training length.
     """
     longest = _COUNTS[-1]
     ends = cast("int | None", getattr(config, "max_position_embeddings", None)) or 0
@@ -218,23 +218,23 @@ def runs_of(config: Any) -> list[tuple[int, int]]:
 
 
 def _first_lengths(config: Any) -> set[int]:
-    """The lengths at which a model was trained before its rotary embeddings were stretched, according to its configuration."""
+    """Return the configured training lengths before the rotary embeddings were stretched."""
     rope = cast("dict[str, Any]", getattr(config, "rope_parameters", None) or {})
-    told = [vars(config), rope, *(kind for kind in rope.values() if isinstance(kind, dict))]
-    lengths = (cast("dict[str, Any]", each).get("original_max_position_embeddings") for each in told)
+    settings = [vars(config), rope, *(kind for kind in rope.values() if isinstance(kind, dict))]
+    lengths = (cast("dict[str, Any]", each).get("original_max_position_embeddings") for each in settings)
     return {length for length in lengths if isinstance(length, int)}
 
 
 # ---------------------------------------------------------------- fused layers
 
 
-_UNREAD = np.empty(0, np.float32)  # a norm's scales are only for a backward pass, and there is none
+_NO_SCALES = np.empty(0, np.float32)  # a norm's scales are only needed for a backward pass
 Make = Callable[[Sequence[nn.Linear]], nn.Module]
-"""Makes one layer of several, with concatenated outputs. Raises ValueError if they cannot be combined."""
+"""Combines linear layers into one with concatenated outputs. Raises ValueError if they cannot be combined."""
 
 
 class FusedMLP(nn.Module):
-    """`GatedMLP` with its first two products combined into one."""
+    """`GatedMLP` with its gate and up projections combined into one product."""
 
     def __init__(self, mlp: GatedMLP, make: Make) -> None:
         super().__init__()
@@ -249,13 +249,13 @@ class FusedMLP(nn.Module):
 
 
 class Rotations:
-    """The cosines and sines of a forward pass as arrays, made once for all of its layers. Each thread runs its own pass."""
+    """A per-thread cache of the current forward pass's cosines and sines as arrays, shared by all layers."""
 
     def __init__(self) -> None:
         self._held: dict[int, tuple[Tensor, Tensor, tuple[NDArray[Any], NDArray[Any]]]] = {}
 
     def arrays(self, cos_1ND: Tensor, sin_1ND: Tensor) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Cosines and sines: [1, N, D] -> [N, D] each."""
+        """Convert cosines and sines: [1, N, D] -> [N, D] each."""
         thread = threading.get_ident()
         held = self._held.get(thread)
         if held is None or held[0] is not cos_1ND or held[1] is not sin_1ND:
@@ -264,7 +264,7 @@ class Rotations:
 
 
 class FusedLayer(nn.Module):
-    """A decoder layer over copies of another's matrices, made by `make`, and the memory of its norms. The model's layers share `rotations`.
+    """A fused decoder layer: copies another layer's matrices, by `make`, and shares the memory of its norms. Layers share `rotations`.
 
     Raises ValueError or AttributeError for a layer with unsupported parts.
     """
@@ -281,7 +281,7 @@ class FusedLayer(nn.Module):
             None if norm is None else norm_of(norm, self._dim)
             for norm in (getattr(attention, "q_norm", None), getattr(attention, "k_norm", None))
         )
-        # views, so that later writes to a norm's weight are seen
+        # views, so that later writes to a norm's weight take effect
         self._before, self._after = _terms(self.input_layernorm), _terms(self.post_attention_layernorm)
         self._sandwich = [_terms(norm) for norm in sandwich_of(layer) or ()]
         like = array(attention.q_proj.weight)
@@ -300,20 +300,20 @@ class FusedLayer(nn.Module):
         """[1, N, D] -> [1, N, D]. Overwrites its input."""
         x_ND = hidden_states[0]
         normed_ND = torch.empty_like(x_ND)
-        rms_norm(array(x_ND), *self._before, array(normed_ND), _UNREAD)
+        rms_norm(array(x_ND), *self._before, array(normed_ND), _NO_SCALES)
         q_NHD, k_NKD, v_NKD = self._heads_of(self.qkv(normed_ND), *position_embeddings)
         seen_NHD = attend(self._layer, q_NHD, k_NKD, v_NKD, self._reach.scale, self._reach.window)
         out_ND = self.out(seen_NHD.view(len(x_ND), -1))
         if self._sandwich:
-            rms_norm(array(out_ND), *self._after, array(out_ND), _UNREAD)
+            rms_norm(array(out_ND), *self._after, array(out_ND), _NO_SCALES)
         add_norm(array(x_ND), array(out_ND), *(self._sandwich[0] if self._sandwich else self._after), array(normed_ND))
         more_ND = self.mlp(normed_ND) if self._flat else self.mlp(normed_ND.unsqueeze(0)).squeeze(0)
         if self._sandwich:
-            rms_norm(array(more_ND), *self._sandwich[1], array(more_ND), _UNREAD)
+            rms_norm(array(more_ND), *self._sandwich[1], array(more_ND), _NO_SCALES)
         return x_ND.add_(more_ND).unsqueeze(0)
 
     def _heads_of(self, qkv_NW: Tensor, cos_1ND: Tensor, sin_1ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Normed and rotated queries [N, H, D] and keys [N, KV, D], and values [N, KV, D]."""
+        """Return the normed and rotated queries [N, H, D] and keys [N, KV, D], and the values [N, KV, D]."""
         rows, dim, heads, kv_heads = len(qkv_NW), self._dim, self._heads, self._kv_heads
         if cos_1ND.shape != (1, rows, dim):
             raise ValueError("only a part of each head is rotated")  # the kernel does not check this
@@ -326,22 +326,23 @@ class FusedLayer(nn.Module):
 
 
 def norm_of(norm: object, width: int = 0) -> RMSNorm:
-    """The norm, checked to have `width` weights if that is given. Raises ValueError for a norm that the kernels do not support."""
+    """Return the norm. Raises ValueError if the kernels do not support it, or if it does not have `width` weights (0: any number)."""
     if not isinstance(norm, RMSNorm) or (width and len(norm.weight) != width) or len(norm.weight) % LANES:
         raise ValueError("a norm of another kind")
     return norm
 
 
 def sandwich_of(layer: Any) -> tuple[RMSNorm, RMSNorm] | None:
-    """The norms before and after the feed-forward layer if a layer has both, as in Gemma 3: its `post_attention_layernorm` then stands
-    directly after the attention. None for the usual layer. Raises ValueError for norms that the kernels do not support.
+    """Return the norms before and after the feed-forward layer of a layer that has both, as in Gemma 3; None for the usual layer.
+
+    With them, `post_attention_layernorm` comes directly after the attention. Raises ValueError for norms that the kernels do not support.
     """
     before, after = (getattr(layer, f"{place}_feedforward_layernorm", None) for place in ("pre", "post"))
     return None if before is None and after is None else (norm_of(before), norm_of(after))
 
 
 def _terms(norm: RMSNorm | None, like: NDArray[Any] | None = None) -> tuple[NDArray[Any], np.float32, bool]:
-    """A norm's weight [1, D], its epsilon, and whether it is zero-centred; without a norm, an empty weight [1, 0] in `like`'s dtype."""
+    """Return a norm's weight [1, D], epsilon, and whether it is zero-centred; without a norm, an empty weight [1, 0] of `like`'s dtype."""
     if norm is None:
         assert like is not None
         return np.empty((1, 0), like.dtype), np.float32(0.0), False
@@ -349,10 +350,10 @@ def _terms(norm: RMSNorm | None, like: NDArray[Any] | None = None) -> tuple[NDAr
 
 
 @torch.inference_mode()
-def fuse(model: PreTrainedModel, make: Make = PanelLinear, keep: Keep | None = None) -> int:
-    """Replace the decoder layers of a CPU model by fused ones, in place; returns how many linear layers they took over.
+def fuse(model: PreTrainedModel, make: Make = PanelLinear, keep: TrialCache | None = None) -> int:
+    """Replace the decoder layers of a CPU model by fused ones, in place; return how many linear layers they replaced.
 
-    All or none: a model with unsupported parts, or a model that gives other bits, stays as it is; `keep` as for `tried_once`.
+    All or none: a model with unsupported parts, or one that would give other bits, stays unchanged. `keep` as for `convert_if_exact`.
     """
     body: Any = model.base_model
     layers: Any = getattr(body, "layers", None)
@@ -369,5 +370,5 @@ def fuse(model: PreTrainedModel, make: Make = PanelLinear, keep: Keep | None = N
         for number, layer in enumerate(plain):
             layers[number] = layer
 
-    tried_once("fused", model, len(plain), exchange, restore, make, panels=PanelLinear, keep=keep)
+    convert_if_exact("fused", model, len(plain), exchange, restore, make, panels=PanelLinear, keep=keep)
     return before - count_linears(layers)

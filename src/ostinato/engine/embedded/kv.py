@@ -1,9 +1,10 @@
-"""The KV cache's memory and one step's attention over it: a store holds the blocks' tensors, `attend` maps the step's rows to blocks.
+"""The paged KV cache: a store holds the blocks' tensors, and `BlockPool` allocates blocks and finds cached prefixes.
 
-Our kernel treats decode rows, prompt chunks and samples of a shared prompt alike: as a run of queries and a list of blocks. Nothing is
-padded to the longest row, and rows that share a prompt are adjacent, so its blocks are read once for several rows.
+`attend` of a store gives one step's attention. Our kernel treats decode rows, prompt chunks and samples of a shared prompt alike: as a run
+of queries and a list of blocks. Nothing is padded to the longest row, and rows that share a prompt are adjacent, so its blocks are read
+once for several rows.
 
-The block pool keeps the books, in pure Python: which blocks are free, how many readers each has, and which hold a known prefix. The store
+The block pool is pure Python. It knows which blocks are free, how many readers each has, and which ones hold a known prefix; the store
 owns the memory that the block numbers stand for.
 """
 
@@ -40,7 +41,7 @@ class KVShape:
 
 
 class DeviceStore:
-    """A store on the backend's device, using torch operations. All of its memory is allocated at once, with a spare block for padding."""
+    """A KV store on the backend's device, by torch operations. Allocates all of its memory at once, with one more block for padding."""
 
     def __init__(self, shape: KVShape, blocks: int, block: int) -> None:
         self.shape, self.block = shape, block
@@ -51,24 +52,24 @@ class DeviceStore:
         self._decoding = Decoding(self._layers, block, blocks) if self._layers[0].keys.is_cuda else None
 
     def decoded(self, model: PreTrainedModel, ids: Sequence[int], entries: Sequence[PagedEntry]) -> Tensor | None:
-        """The final states [R, hidden] of one token per entry, from a recorded pass; None off a GPU, where none is recorded."""
+        """Return the final states [R, hidden] of one token per entry by replaying a CUDA graph; None if there is no GPU or no graph."""
         return None if self._decoding is None else self._decoding.run(model, ids, entries)
 
     def copy(self, source: int, target: int) -> None:
-        """Give `target` the content of `source`."""
+        """Copy the content of block `source` to block `target`."""
         for layer in self._layers:
             for held in (layer.keys, layer.values):
                 held[self._tokens(target)] = held[self._tokens(source)]
 
     def wipe(self, blocks: Sequence[int]) -> None:
-        """Zero these blocks: they may hold a NaN."""
+        """Zero these blocks, which may hold a NaN."""
         for layer in self._layers:
             for held in (layer.keys, layer.values):
                 for block in blocks:
                     held[self._tokens(block)] = 0
 
     def attend(self, entries: Sequence[PagedEntry]) -> CacheAttend:
-        """Attention for one flattened forward over `entries`, which writes its keys and values here."""
+        """Return the attention of one flattened forward pass over `entries`, which writes its keys and values here."""
         return CacheAttend(self._layers, self.block, entries, self._layers[0].keys.device)
 
     def _tokens(self, block: int) -> slice:
@@ -76,57 +77,57 @@ class DeviceStore:
 
 
 class Store:
-    """A store of `blocks` blocks on the CPU. Zeros are written into all of it, so it takes its memory when it is made."""
+    """A KV store of `blocks` blocks on the CPU. Writes zeros to all of its memory, so that the memory is committed at construction."""
 
     def __init__(self, shape: KVShape, blocks: int, block: int) -> None:
         self.shape, self.block = shape, block
         self.layers = [Blocks(blocks, shape.kv_heads, block, shape.head_dim, shape.dtype) for _ in range(shape.layers)]
 
     def copy(self, source: int, target: int) -> None:
-        """Give `target` the content of `source`."""
+        """Copy the content of block `source` to block `target`."""
         for layer in self.layers:
             layer.keys[target] = layer.keys[source]
             layer.values[target] = layer.values[source]
 
     def wipe(self, blocks: Sequence[int]) -> None:
-        """Zero these blocks: they may hold a NaN."""
+        """Zero these blocks, which may hold a NaN."""
         for layer in self.layers:
             layer.keys[list(blocks)] = 0
             layer.values[list(blocks)] = 0
 
     def attend(self, entries: Sequence[PagedEntry]) -> PagedAttend:
-        """Attention for one flattened forward over `entries`, which writes its keys and values here.
+        """Return the attention of one flattened forward pass over `entries`, which writes its keys and values here.
 
-        A policy of another shape is not loaded, so every layer's blocks fit.
+        Every layer's blocks fit, because a policy of another shape is refused at load.
         """
         return PagedAttend(entries, self.block, lambda layer, kv_heads, dim, dtype: self.layers[layer])
 
     def decoded(self, model: PreTrainedModel, ids: Sequence[int], entries: Sequence[PagedEntry]) -> None:
-        """None: on a CPU there is nothing to gain."""
+        """Return None: a CPU gains nothing from recorded passes."""
 
 
 KVStore = Store | DeviceStore
-"""Holds the blocks' keys and values for every layer."""
+"""A store of the blocks' keys and values for every layer."""
 
 
 def open_store(shape: KVShape, blocks: int, block: int) -> KVStore:
-    """An empty store for the backend that the shape names."""
+    """Return an empty store for the shape's backend."""
     return Store(shape, blocks, block) if shape.backend.kernels == "own" else DeviceStore(shape, blocks, block)
 
 
-# ---------------------------------------------------------------- blocks
+# ---------------------------------------------------------------- the block pool
 
 
 def chain_key(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """The name of a full block: a digest of all tokens up to its end. The `parent` of a first block is its `prefix_key`."""
+    """Return the key of a full block: a hash chain over all tokens up to its end. The `parent` of the first block is its `prefix_key`."""
     return blake2b(parent + b"".join(token.to_bytes(4, "little") for token in tokens), digest_size=16).digest()
 
 
 class BlockPool:
-    """Counts readers of `blocks` numbered blocks.
+    """A reference-counted allocator of `blocks` numbered KV blocks, with a prefix cache.
 
-    A block is in exactly one state: free, held (one reader or more), or idle (no reader, but it still holds a prefix that a later
-    request may ask for). Idle blocks are reused in least-recently-used order.
+    A block is in exactly one state: free, held (one or more readers), or idle (no reader, but it still caches a prefix that a later
+    request may share). Idle blocks are evicted in least-recently-used order.
 
     Example::
 
@@ -147,31 +148,31 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Blocks that `allocate` could hand out now."""
+        """The number of blocks that `allocate` could return now: free and idle ones."""
         return len(self._free) + len(self._idle)
 
     @property
     def held(self) -> int:
-        """Blocks with at least one reader."""
+        """The number of blocks with at least one reader."""
         return self.size - self.available
 
     @property
     def idle(self) -> int:
-        """Blocks without a reader that still hold a named prefix."""
+        """The number of blocks without a reader that still cache a prefix."""
         return len(self._idle)
 
     def readers(self, block: int) -> int:
-        """How many sequences read this block."""
+        """Return the number of sequences that read this block."""
         return self._readers[block]
 
     def allocate(self, count: int) -> list[int] | None:
-        """`count` blocks with one reader each, or None (and nothing changed) when there are not enough."""
+        """Return `count` blocks with one reader each, evicting idle ones if needed; None, without changes, if there are not enough."""
         if count > self.available:
             return None
         return [self._take() for _ in range(count)]
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Add one reader to each block, which must be held or idle."""
+        """Add one reader to each block. The blocks must be held or idle."""
         for block in blocks:
             if self._readers[block] == 0 and block not in self._idle:
                 raise ValueError(f"block {block} is free: it cannot be shared")
@@ -179,8 +180,10 @@ class BlockPool:
             self._readers[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Take one reader from each block. A block without readers becomes idle if it has a name, else free."""
-        for block in reversed(blocks):  # the end of a chain is useless without its beginning, so it is released first
+        """Remove one reader from each block. A block without readers becomes idle if it has a key, else free."""
+        for block in reversed(
+            blocks
+        ):  # the end first, so that it is evicted first: it is useless without the beginning
             if self._readers[block] == 0:
                 raise ValueError(f"block {block} has no reader: it was released twice")
             self._readers[block] -= 1
@@ -191,7 +194,7 @@ class BlockPool:
                     heapq.heappush(self._free, block)
 
     def name(self, block: int, key: bytes) -> None:
-        """Let `find(key)` return this held block. The first block with a key keeps it."""
+        """Register a held block under its key, so that `find(key)` returns it. A key stays with the first block that has it."""
         if self._readers[block] == 0:
             raise ValueError(f"block {block} is not held: it cannot be named")
         if key not in self._block_of and block not in self._key_of:
@@ -199,11 +202,11 @@ class BlockPool:
             self._key_of[block] = key
 
     def find(self, key: bytes) -> int | None:
-        """The held or idle block with this key."""
+        """Return the held or idle block with this key, or None."""
         return self._block_of.get(key)
 
     def forget(self, block: int) -> None:
-        """Drop the block's name, because its content cannot be trusted."""
+        """Remove the block's key, because its content is invalid."""
         key = self._key_of.pop(block, None)
         if key is not None:
             del self._block_of[key]
@@ -213,7 +216,7 @@ class BlockPool:
 
     def _take(self) -> int:
         if self._free:
-            block = heapq.heappop(self._free)  # the lowest number keeps the touched memory small
+            block = heapq.heappop(self._free)  # lowest number first, to touch little memory
         else:
             block, _ = self._idle.popitem(last=False)
             del self._block_of[self._key_of.pop(block)]

@@ -1,4 +1,4 @@
-"""Logits -> tokens: one batched pass in which every draw depends only on (seed, sample index, position) and its own logits."""
+"""The sampler: draws tokens from logits in one batch; each draw depends only on its (seed, sample index, position) and its own logits."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ostinato.model.logprobs import GREEDY, RowSoftmax, TensorSoftmax, softmax
 from ostinato.model.steering import SteeredToken
 
 _MASK = (1 << 64) - 1
-_TOP = 512  # a nucleus almost always fits in this many tokens; otherwise the whole row is sorted
+_TOP_K = 512  # a nucleus almost always fits in this many tokens; otherwise the whole row is sorted
 
 
 def uniform(seed: int, index: int, position: int) -> float:
-    """A number in [0, 1) that depends only on its three arguments: SplitMix64's finaliser applied to each in turn.
+    """Return a counter-based pseudorandom number in [0, 1): SplitMix64's finaliser applied to each argument in turn.
 
     The finaliser is Stafford's variant 13 as used in Steele, Lea, Flood (2014), "Fast splittable pseudorandom number generators".
     """
@@ -30,7 +30,7 @@ def uniform(seed: int, index: int, position: int) -> float:
 
 
 def key_of(seed: int, index: int, position: int) -> int:
-    """The 64 bits that `uniform` is made of: the key of a race."""
+    """Return the 64 bits from which `uniform` is made; they are also the key of an exponential race."""
     state = 0
     for part in (seed, index, position):
         state = (state + (part & _MASK) + 0x9E3779B97F4A7C15) & _MASK
@@ -42,10 +42,10 @@ def key_of(seed: int, index: int, position: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """How one row is sampled. `u` in [0, 1) decides the draw; temperature 0 ignores it. With a `race` that key decides instead, so that
-    near distributions draw the same token more often.
+    """The sampling parameters of one row. `u` in [0, 1) decides the draw; temperature 0 (greedy) ignores it.
 
-    `edit`: the logit edits that are applied first. `tops`: how many of the likeliest tokens are also returned.
+    `race`: the key of an exponential race (`kernels.softmax.race`), which replaces `u`, so that similar distributions draw the same token
+    more often. `edit`: the logit edits to apply first. `tops`: how many of the most likely tokens to return as well.
 
     Example: ``Draw(temperature=1.0, top_p=1.0, u=uniform(7, 0, 12))``.
     """
@@ -60,9 +60,9 @@ class Draw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """One entry per row. `sound` is False if the logits held a NaN or +inf, or only -inf; the token is then meaningless.
+    """Drawn tokens, one entry per row. `sound` is False if the logits held a NaN or +inf, or only -inf; the token is then meaningless.
 
-    `nuclei`: the ids that `top_p` left open (`core.nucleus`); b"" if it left all open. `steered`: what came of the rows' steering.
+    `nuclei`: the token ids that `top_p` kept, encoded (`core.nucleus`); b"" if it kept all. `steered`: the effect of steering on the row.
 
     Example: ``Drawn(tokens=[5], logprobs=[-0.3], sound=[True], tops=[()], nuclei=[b""], steered=[None])``.
     """
@@ -84,13 +84,15 @@ def draw(logits_MV: Tensor, rows: Sequence[Draw], kernels: Literal["own", "torch
         kernels: "own" or "torch"; "torch" takes logits on any device.
 
     Returns:
-        Tokens and their log-probabilities: log_softmax(logits / temperature) of the edited logits, of which those outside of the
-        nucleus are -inf, with temperature 1 for greedy rows.
+        Tokens and their log-probabilities: log_softmax(logits / temperature) of the edited logits, with -inf outside the nucleus and
+        temperature 1 for greedy rows.
     """
     logits_MV, steered = edit_logits(logits_MV, {i: row.edit for i, row in enumerate(rows) if row.edit is not None})
-    # explicit dtypes: another thread that builds a model changes the process's default dtype in the meantime
+    # explicit dtypes: another thread that builds a model may change the process's default dtype
     temperatures_M = torch.tensor([logit_divisor(row.temperature) for row in rows], dtype=torch.float32)
-    nuclei = [_cut(logits_MV[i], row) if row.temperature and row.top_p < 1.0 else b"" for i, row in enumerate(rows)]
+    nuclei = [
+        _apply_top_p(logits_MV[i], row) if row.temperature and row.top_p < 1.0 else b"" for i, row in enumerate(rows)
+    ]
     normal = softmax(logits_MV, temperatures_M, kernels)
     raced = {i: row.race for i, row in enumerate(rows) if row.race is not None and row.temperature}
     tokens_M = normal.draw(np.array([row.u if row.temperature else GREEDY for row in rows]))
@@ -107,34 +109,34 @@ def draw(logits_MV: Tensor, rows: Sequence[Draw], kernels: Literal["own", "torch
 
 
 def _tops(logits_MV: Tensor, normal: RowSoftmax | TensorSoftmax, wanted: Sequence[int]) -> list[Tops]:
-    """For each row, its likeliest tokens, as many as `wanted`, without impossible ones."""
+    """Return each row's `wanted` most likely tokens, without tokens of probability 0."""
     most = min(max(wanted), logits_MV.shape[1])
     if not most:
         return [()] * len(wanted)
     best_MK = logits_MV.topk(most, dim=-1).indices.cpu().numpy()
-    found_KM = [normal.logprobs(np.ascontiguousarray(best_M)).tolist() for best_M in best_MK.T]
+    logprobs_KM = [normal.logprobs(np.ascontiguousarray(best_M)).tolist() for best_M in best_MK.T]
     return [
         tuple(
             (token, row[i])
-            for token, row in zip(best_MK[i, :count].tolist(), found_KM, strict=False)
+            for token, row in zip(best_MK[i, :count].tolist(), logprobs_KM, strict=False)
             if row[i] > -np.inf
         )
         for i, count in enumerate(wanted)
     ]
 
 
-def _cut(logits_V: Tensor, row: Draw) -> bytes:
-    """Set the logits outside of the row's nucleus to -inf, as a grammar does; returns the ids that stay open.
+def _apply_top_p(logits_V: Tensor, row: Draw) -> bytes:
+    """Set the logits outside the row's nucleus to -inf, like a grammar mask; return the encoded ids of the nucleus.
 
-    The nucleus is the smallest set of likeliest tokens with at least `top_p` of the mass (Holtzman et al., arXiv:1904.09751).
+    The nucleus is the smallest set of most likely tokens with at least `top_p` of the mass (Holtzman et al., arXiv:1904.09751).
     """
     mass_V = (logits_V.float() / row.temperature).softmax(-1)
     target = float(mass_V.sum()) * row.top_p
-    best_K, where_K = mass_V.topk(min(_TOP, len(mass_V)))
+    best_K, where_K = mass_V.topk(min(_TOP_K, len(mass_V)))
     if float(best_K.sum()) < target:
         best_K, where_K = mass_V.sort(descending=True)
     open_K = best_K.cumsum(-1) - best_K < target
-    open_K[0] = True  # the likeliest is kept even if `top_p` is rounded to 0
+    open_K[0] = True  # keeps the most likely token even if `top_p` is rounded to 0
     ids = where_K[open_K & (best_K > 0)].sort().values
     shut_V = torch.ones_like(logits_V, dtype=torch.bool)
     shut_V[ids] = False

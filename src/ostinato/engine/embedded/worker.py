@@ -1,10 +1,10 @@
-"""The engine's step loop on its single thread: plan, forward, draw, deliver. Everything here runs on that thread except `post`.
+"""The engine's step loop: plan, forward pass, sampling, delivery. Everything here runs on the engine's single thread except `post`.
 
-One step's arithmetic, spread over lanes: threads that each run a part of the batch through the whole model.
+The forward pass of a step is data-parallel over lanes: each lane is a thread that runs a part of the batch through the whole model.
 
 Lanes need no barrier inside a layer, whereas a team of OpenMP threads needs two per operation; each lane runs torch with one thread. A
-row's bits do not depend on the rows beside it, so they do not depend on the lanes. If there is too little work for two parts, a team
-computes the single part after all: for few tokens the cost is that of reading the weights, and two cores read faster than one.
+row's bits do not depend on the other rows of the batch, so they do not depend on the lanes. If there is too little work for two parts, a
+team of threads computes the single part: for few tokens the cost is that of reading the weights, and two cores read faster than one.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ from ostinato.model.paged import PagedEntry
 from ostinato.model.steering import AnswerSteering
 from ostinato.model.stream import TextStream
 
-# ---------------------------------------------------------------- several sequences at once
+# ---------------------------------------------------------------- parallel forward pass
 
 
 A = TypeVar("A")
 B = TypeVar("B")
-_WORTH = 8  # a part with fewer tokens is not worth reading all weights for
-_SCORE_ROWS = 128  # positions whose logits are held at once
+_MIN_TOKENS = 8  # of a part: fewer are not worth reading all weights
+_SCORE_ROWS = 128  # positions whose logits are in memory at once
 
 
 class Lanes:
-    """`count` threads, including the caller's. `wide`: a single item may use them all, because that changes no bit.
+    """A pool of `count` threads, the caller's included. `wide`: a single item may use all of them, because that changes no bit.
 
     Example: ``Lanes(2).map(run, parts)``.
     """
@@ -68,19 +68,19 @@ class Lanes:
         )
 
     def parts(self, model: PreTrainedModel) -> int:
-        """The best number of parts for a model's work: 1 if the threads, or a device, share the work anyway."""
+        """Return the best number of parts for a model's work: 1 if its threads, or a device, parallelise it already."""
         shared = backend_of(model).device != "cpu" or (self._wide and is_condensed(model))
         return 1 if shared else self.count
 
     def map(self, run: Callable[[A], B], items: Sequence[A]) -> list[B]:
-        """Apply `run` to every item. Each free lane takes the next item, so the longest items should come first.
+        """Apply `run` to every item in parallel. Each free lane takes the next item, so put the longest items first.
 
-        Returns the results in the items' order. Raises what `run` raises, after all lanes have ended.
+        Returns the results in the order of the items. Raises what `run` raises, after all lanes have finished.
         """
         if len(items) == 1:
             with team(self.count if self._wide else torch.get_num_threads()):
                 return [run(items[0])]
-        found: list[B | None] = [None] * len(items)
+        results: list[B | None] = [None] * len(items)
         waiting = deque(enumerate(items))
 
         def lane() -> None:
@@ -89,42 +89,43 @@ class Lanes:
                     at, item = waiting.popleft()
                 except IndexError:  # another lane took the last item
                     return
-                found[at] = run(item)
+                results[at] = run(item)
 
         others = [self._pool.submit(lane) for _ in range(min(self.count, len(items)) - 1)]
         try:
             lane()
         finally:
             for other in others:
-                other.exception()  # wait: no lane may still be writing keys when the next step begins
+                other.exception()  # waits: no lane may still write keys when the next step begins
         for other in others:
             other.result()
-        return cast("list[B]", found)
+        return cast("list[B]", results)
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         self._pool.shutdown()
 
 
 @dataclass(frozen=True, slots=True)
 class LanePart:
-    """Pieces of one policy's work that one lane computes."""
+    """The work of one lane in a step: pieces for one policy's model."""
 
     model: PreTrainedModel
     pieces: list[Scheduled]
 
     @property
     def tokens(self) -> int:
-        """The number of tokens that it computes."""
+        """The number of tokens to compute."""
         return sum(piece.end - piece.start for piece in self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
 class LaneOutput:
-    """A part's results: the final state of each piece's last token, each piece's experts per token [n, L, k], if any, and by piece the
-    log-probabilities of the targets behind its tokens, and whether all of its states are finite.
+    """The results of a `LanePart`, by piece.
 
-    `recorded`: a recorded pass was replayed.
+    `states_RD`: the final hidden state of each piece's last token. `routes`: the chosen experts of its tokens [n, L, k], None for a dense
+    model. `scores`: the log-probabilities of the targets that follow its tokens. `sound`: whether its states are finite. `recorded`: a
+    CUDA graph was replayed.
     """
 
     states_RD: Tensor
@@ -134,12 +135,12 @@ class LaneOutput:
     recorded: bool = False
 
 
-def cut(model: PreTrainedModel, pieces: Sequence[Scheduled], lanes: int) -> list[LanePart]:
+def split_work(model: PreTrainedModel, pieces: Sequence[Scheduled], lanes: int) -> list[LanePart]:
     """Divide work among lanes by tokens. The longest pieces come first; single tokens that share a prompt are adjacent."""
     pieces = sorted(pieces, key=lambda piece: (piece.start - piece.end, piece.sample.blocks))
     total = sum(piece.end - piece.start for piece in pieces)
     router = routing.of(model)
-    lanes = min(lanes, total // _WORTH) if router is None else 1  # routes are recorded by one call at a time
+    lanes = min(lanes, total // _MIN_TOKENS) if router is None else 1  # only one call at a time can record routes
     if lanes <= 1:
         return [LanePart(model, pieces)]
     parts: list[list[Scheduled]] = [[] for _ in range(lanes)]
@@ -154,7 +155,7 @@ def cut(model: PreTrainedModel, pieces: Sequence[Scheduled], lanes: int) -> list
 
 @torch.inference_mode()
 def forward(part: LanePart, store: KVStore) -> LaneOutput:
-    """Run the part's pieces through the model; afterwards their keys and values are in the store."""
+    """Run the part's pieces through the model; their keys and values are then in the store."""
     pieces, router = part.pieces, routing.of(part.model)
     device = part.model.device
     tokens = [token for p in pieces for token in p.sample.ids[p.start : p.end]]
@@ -162,7 +163,7 @@ def forward(part: LanePart, store: KVStore) -> LaneOutput:
     if len(tokens) == len(pieces) and router is None:
         states_RD = store.decoded(part.model, tokens, entries)
         if states_RD is not None:
-            return LaneOutput(states_RD, None, _scores(part, states_RD), _sound(pieces, states_RD), recorded=True)
+            return LaneOutput(states_RD, None, _scores(part, states_RD), _finite(pieces, states_RD), recorded=True)
     ids = torch.tensor(tokens).to(device)
     positions = torch.tensor([position for p in pieces for position in range(p.start, p.end)]).to(device)
     plan = store.attend(entries)
@@ -171,25 +172,25 @@ def forward(part: LanePart, store: KVStore) -> LaneOutput:
     ends = np.cumsum([p.end - p.start for p in pieces])
     routes = None if recording is None else np.split(recording.ids_NLk().cpu().numpy(), ends[:-1])
     last_RD = states_ND[torch.from_numpy(ends - 1).to(device)]
-    return LaneOutput(last_RD, routes, _scores(part, states_ND), _sound(pieces, states_ND))
+    return LaneOutput(last_RD, routes, _scores(part, states_ND), _finite(pieces, states_ND))
 
 
-def _sound(pieces: Sequence[Scheduled], states_ND: Tensor) -> list[bool]:
-    """By piece: whether the final states of its tokens are finite, and so the keys and values that they came from.
+def _finite(pieces: Sequence[Scheduled], states_ND: Tensor) -> list[bool]:
+    """Return by piece whether its final states are finite, and with them its keys and values.
 
-    Of tokens that are drawn from at once the logits will tell.
+    Not checked (True) if every piece is a single token to sample from: its logits are checked instead.
     """
     if all(piece.last and piece.end - piece.start == 1 and not piece.sample.targets for piece in pieces):
         return [True] * len(pieces)
-    finite_N = states_ND.abs().amax(-1).isfinite().cpu()  # a seventh of the time that isfinite() takes of all numbers
+    finite_N = states_ND.abs().amax(-1).isfinite().cpu()  # a seventh of the time of isfinite() over all elements
     return [bool(part.all()) for part in finite_N.split([piece.end - piece.start for piece in pieces])]
 
 
 def _scores(part: LanePart, states_ND: Tensor) -> list[list[float]]:
-    """By piece: the log-probabilities (temperature 1) of the targets behind its tokens; NaN where the logits are not finite."""
-    found: list[list[float]] = [[] for _ in part.pieces]
+    """Return by piece the log-probabilities (temperature 1) of the targets that follow its tokens; NaN where logits are not finite."""
+    by_piece: list[list[float]] = [[] for _ in part.pieces]
     end, kernels = 0, backend_of(part.model).kernels
-    for piece, scores in zip(part.pieces, found, strict=True):
+    for piece, scores in zip(part.pieces, by_piece, strict=True):
         sample, end = piece.sample, end + piece.end - piece.start
         if not sample.targets:
             continue
@@ -200,19 +201,19 @@ def _scores(part: LanePart, states_ND: Tensor) -> list[list[float]]:
             normal = softmax(made_MV, torch.ones(stop - at, dtype=torch.float32), kernels)
             targets_M = np.array(sample.targets[at - sample.read_from : stop - sample.read_from])
             scores += np.where(normal.sound(), normal.logprobs(targets_M), np.nan).tolist()
-    return found
+    return by_piece
 
 
 @torch.inference_mode()
 def draw_rows(model: PreTrainedModel, states_MD: Tensor, rows: Sequence[Draw], lanes: Lanes) -> Drawn:
-    """Draw one token for each of M states, as `rows` specifies."""
+    """Sample one token from each of M states, as `rows` specifies."""
     together, kernels = lanes.parts(model) == 1, backend_of(model).kernels
     made_MV = lanes.map(lambda states_MD: logits(model, states_MD), [states_MD])[0] if together else None
     share = -(-len(rows) // lanes.count) if kernels == "own" else len(rows)
-    starts = range(0, len(rows), max(share, _WORTH))
+    starts = range(0, len(rows), max(share, _MIN_TOKENS))
 
     def part(start: int) -> Drawn:
-        stop = min(start + max(share, _WORTH), len(rows))
+        stop = min(start + max(share, _MIN_TOKENS), len(rows))
         with torch.inference_mode():
             own_MV = logits(model, states_MD[start:stop]) if made_MV is None else made_MV[start:stop]
             return draw(own_MV, rows[start:stop], kernels)
@@ -223,7 +224,7 @@ def draw_rows(model: PreTrainedModel, states_MD: Tensor, rows: Sequence[Draw], l
 
 
 def _edit(sample: Generation) -> Edit | None:
-    """The edit of the logits of a sample's next token; None if it is drawn from the model's own."""
+    """Return the logit edit for a sample's next token; None if it has none."""
     edit = None if sample.editor is None else sample.editor.edit()
     steering = None if sample.steering is None else sample.steering.row()
     return edit if steering is None else replace(edit or UNEDITED, steering=steering)
@@ -238,7 +239,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedPolicy:
-    """A policy version and its module, which slots with the same weights share."""
+    """A policy version and its module. Slots with the same weights share the module."""
 
     version: PolicyVersion
     model: PreTrainedModel
@@ -254,10 +255,10 @@ class OpenStream:
 
 
 class EngineThread(threading.Thread):
-    """Runs steps while there is work and sleeps otherwise.
+    """The worker thread: runs steps while there is work and sleeps otherwise.
 
-    `flush(outbox)` hands all chunks of a step to the event loop at once. When a step raises, every stream ends with
-    `Finish.ERROR`, `failure` is set and the thread ends.
+    Other threads send it orders, callables that it runs between two steps (`post`). `flush(outbox)` hands all chunks of a step to the
+    event loop at once. If a step raises, every stream ends with `Finish.ERROR`, `failure` is set and the thread ends.
     """
 
     def __init__(
@@ -285,19 +286,19 @@ class EngineThread(threading.Thread):
         self._lanes, self._recompute = Lanes(threads, wide=wide), recompute
         self._store: KVStore | None = None
         self._streams: dict[Generation, OpenStream] = {}
-        self._deadlines: dict[Generation, float] = {}  # of those open samples that have one, by the clock
+        self._deadlines: dict[Generation, float] = {}  # of the open samples that have one, on `clock`
         self._clock = clock
         self._outbox: list[tuple[Callable[[Chunk], None], Chunk]] = []
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
         self._closed = False
-        # once `_closed` is set, no order is accepted, and all accepted before are carried out
+        # once `_closed` is set, no further order is accepted, and every order accepted before is run
         self._gate = threading.Lock()
 
     # ---- from any thread
 
     def post(self, order: Callable[[], None]) -> None:
-        """Run `order` on this thread between two steps. Raises Unavailable when the thread has ended."""
+        """Run `order` on this thread between two steps. Raises Unavailable if the thread has ended."""
         with self._gate:
             if self._closed:
                 raise Unavailable(CLOSED) from self.failure
@@ -316,11 +317,11 @@ class EngineThread(threading.Thread):
         steering: Callable[[], AnswerSteering] | None = None,
         targets: Sequence[int] = (),
     ) -> OpenStream:
-        """Queue a request's samples; they end with `Finish.ERROR` at once if the slot was emptied in the meantime.
+        """Queue a request's samples. They end with `Finish.ERROR` at once if the slot has been emptied in the meantime.
 
-        `editor`, in its initial state, makes the logit edits that the sampling asks for. `until`: the samples' deadline, by the clock.
-        `steering` makes the steering of one answer. With `targets`, the tokens after the last so many of the prompt's, nothing is sampled:
-        one chunk brings their log-probabilities.
+        `editor`, in its initial state, makes the logit edits that the sampling asks for. `until`: the samples' deadline on `clock`.
+        `steering` makes the steering of one answer. With `targets`, the tokens that follow each of the last len(targets) prompt tokens,
+        nothing is sampled: one chunk brings the targets' log-probabilities.
         """
         policy = self.policies.get(request.slot)
         version = PolicyVersion(number=0, hash="") if policy is None else policy.version
@@ -350,26 +351,26 @@ class EngineThread(threading.Thread):
         return stream
 
     def cancel(self, stream: OpenStream) -> None:
-        """Stop the request's open samples without a last chunk."""
+        """Stop the request's open samples without a final chunk."""
         for sample in stream.samples:
             if self._streams.pop(sample, None) is not None:
                 self._deadlines.pop(sample, None)
                 self.scheduler.remove(sample)
 
     def end(self, stream: OpenStream, index: int, tokens: int) -> bytes | None:
-        """Stop one of the request's samples without a last chunk. Returns the encoded experts up to its first `tokens` sampled tokens; None
-        if it has ended.
+        """Stop one of the request's samples without a final chunk. Returns the encoded expert choices of its prompt and its first `tokens`
+        sampled tokens; None if the sample has already ended.
         """
         sample = stream.samples[index]
         if self._streams.pop(sample, None) is None:
             return None
         self._deadlines.pop(sample, None)
-        found = self._routes(sample, sample.prompt + tokens)
+        encoded = self._routes(sample, sample.prompt + tokens)
         self.scheduler.remove(sample)
-        return found
+        return encoded
 
     def exchange(self, slot: str, policy: LoadedPolicy) -> tuple[Swap, LoadedPolicy | None]:
-        """Point the slot at other weights. Also returns the old policy, so that its memory is freed elsewhere."""
+        """Swap the slot to other weights. Also returns the old policy, so that its memory is freed on another thread."""
         self._check_shape(policy.model)
         started = time.perf_counter()
         old = self.policies.get(slot)
@@ -398,15 +399,15 @@ class EngineThread(threading.Thread):
     # ---- the loop
 
     def run(self) -> None:
-        """Run until `stop` or a failure."""
-        torch.set_num_threads(1)  # the lanes are the parallelism
+        """Run steps until `stop` or a failure."""
+        torch.set_num_threads(1)  # parallelism comes from the lanes
         finish = Finish.ABORT
         try:
             while not self._stopping:
-                self._obey()
+                self._run_orders()
                 if not self._stopping:
                     self._step()
-        except BaseException as error:  # noqa: BLE001 (no failure may leave a stream hanging; it is kept and logged)
+        except BaseException as error:  # noqa: BLE001 (no failure may leave a stream hanging; it is recorded and logged)
             self.failure, finish = error, Finish.ERROR
             _LOG.exception("the engine's thread failed")
         self._end(finish)
@@ -417,22 +418,22 @@ class EngineThread(threading.Thread):
         while not self._orders.empty():
             try:
                 self._orders.get()()
-            except Exception:  # noqa: BLE001 (what failed may have left anything half done, and no stream may hang)
+            except Exception:  # noqa: BLE001 (the failure may have left any state half done, and no stream may hang)
                 _LOG.exception("an order failed while the engine's thread ended")
         self._lanes.close()
         for sample in list(self._streams):
             self._emit(sample, finish)
         self._send()
 
-    def _obey(self) -> None:
-        """Carry out the waiting orders; block until the next order if there is no work."""
+    def _run_orders(self) -> None:
+        """Run the waiting orders; if there is no other work, block until the next order."""
         while True:
             try:
                 order = self._orders.get(block=not self._streams)
             except queue.Empty:
                 return
             order()
-            del order  # it may hold the old version's model, and the wait for the next may be long
+            del order  # it may reference the old version's model, and the next order may be far away
             self.counters["orders_done"] += 1
             if self._stopping:
                 return
@@ -440,30 +441,30 @@ class EngineThread(threading.Thread):
     @torch.inference_mode()
     def _step(self) -> None:
         started = time.perf_counter()
-        self._end_overdue()
+        self._end_expired()
         work = self.scheduler.plan()
         by_policy: dict[str, list[Scheduled]] = {}  # slots that hold the same weights share a forward pass
         for piece in work:
             by_policy.setdefault(self.policies[piece.sample.request.slot].version.hash, []).append(piece)
-        parts = [part for pieces in by_policy.values() for part in self._cut(pieces)]
+        parts = [part for pieces in by_policy.values() for part in self._split(pieces)]
         if parts:
             self._run(sorted(parts, key=lambda part: -part.tokens))  # the longest first: see `Lanes.map`
         self._send()
         self.counters["steps"] += 1
         self.counters["busy_s"] += time.perf_counter() - started
 
-    def _end_overdue(self) -> None:
-        """End the samples whose deadline has passed, waiting and running alike; nothing more is computed for them."""
+    def _end_expired(self) -> None:
+        """End the samples whose deadline has passed, waiting or running, before anything more is computed for them."""
         now = self._clock()
-        # samples that wait for a leader's prompt end before the leader
+        # reversed: samples that wait for a leader's prompt must end before the leader
         for sample in reversed([sample for sample, until in self._deadlines.items() if until <= now]):
             text = self._streams[sample].texts[sample.index]
             rest = text.flush()
             self._emit(sample, Finish.STOP if text.stopped else Finish.DEADLINE, text=rest)
 
-    def _cut(self, pieces: Sequence[Scheduled]) -> list[LanePart]:
+    def _split(self, pieces: Sequence[Scheduled]) -> list[LanePart]:
         model = self.policies[pieces[0].sample.request.slot].model
-        return cut(model, pieces, self._lanes.parts(model))
+        return split_work(model, pieces, self._lanes.parts(model))
 
     def _run(self, parts: Sequence[LanePart]) -> None:
         store = self._store
@@ -480,9 +481,9 @@ class EngineThread(threading.Thread):
                 if ran.routes is not None:
                     piece.sample.routes[piece.start : piece.end] = list(ran.routes[at])
                 self.scheduler.advance(piece)
-                # now, before the sample is put back or cancelled: others would get its blocks as they are
+                # before the sample can be preempted or cancelled, which would hand its blocks to others unwiped
                 if not ran.sound[at]:
-                    self._spoiled(piece.sample)
+                    self._end_not_finite(piece.sample)
                 elif piece.sample.targets:
                     self._score(piece, ran.scores[at])
                 elif piece.last:
@@ -492,16 +493,18 @@ class EngineThread(threading.Thread):
             if samples:
                 states_MD = ran.states_RD.index_select(0, torch.tensor(rows).to(ran.states_RD.device))
                 drawing.setdefault(part.model, []).append((samples, states_MD))
-        for model, found in drawing.items():
+        for model, rows_of_parts in drawing.items():
             self._draw(
-                model, [sample for some, _ in found for sample in some], torch.cat([states for _, states in found])
+                model,
+                [sample for samples, _ in rows_of_parts for sample in samples],
+                torch.cat([states for _, states in rows_of_parts]),
             )
 
-    def _score(self, piece: Scheduled, found: Sequence[float]) -> None:
+    def _score(self, piece: Scheduled, logprobs: Sequence[float]) -> None:
         sample = piece.sample
-        sample.logprobs += found
-        if np.isnan(found).any():
-            self._spoiled(sample)
+        sample.logprobs += logprobs
+        if np.isnan(logprobs).any():
+            self._end_not_finite(sample)
         elif piece.last:
             self._emit(sample, Finish.LENGTH, tuple(sample.targets), tuple(sample.logprobs))
 
@@ -529,15 +532,15 @@ class EngineThread(threading.Thread):
             if drawn.sound[i]:
                 if sample.steering is not None:
                     sample.steering.take(drawn.tokens[i], drawn.steered[i])
-                self._take(sample, drawn.tokens[i], drawn.logprobs[i], drawn.tops[i], drawn.nuclei[i])
+                self._append(sample, drawn.tokens[i], drawn.logprobs[i], drawn.tops[i], drawn.nuclei[i])
             else:
-                self._spoiled(sample)
+                self._end_not_finite(sample)
 
-    def _take(self, sample: Generation, token: int, logprob: float, tops: Tops, nucleus: bytes) -> None:
-        if sample.editor is not None and (why := sample.editor.take(token)):  # fed the end token too, if it is allowed
-            # the compiler's message quotes the whole grammar, which is the client's text
-            _LOG.warning("request %s: its grammar cannot go on: %.120s", sample.request.id, why.partition("\n")[0])
-            # only tokens that the mask allows are drawn, so it is the grammar that has reached its limits; this token means nothing
+    def _append(self, sample: Generation, token: int, logprob: float, tops: Tops, nucleus: bytes) -> None:
+        if sample.editor is not None and (why := sample.editor.take(token)):  # takes stop tokens too
+            # only the first line: the compiler's message quotes the whole grammar, which is the client's text
+            _LOG.warning("request %s: its grammar's matcher failed: %.120s", sample.request.id, why.partition("\n")[0])
+            # sampled tokens always pass the mask, so the matcher has reached its own limits; the token is dropped
             self._emit(sample, Finish.GRAMMAR)
             return
         sample.ids.append(token)
@@ -547,10 +550,11 @@ class EngineThread(threading.Thread):
         text, finish = shown(stream, token, self._stop_ids, last=last)
         self._emit(sample, finish, (token,), (logprob,), text, (tops,) if tops else (), nucleus)
 
-    def _spoiled(self, sample: Generation) -> None:
-        _LOG.error("request %s: the numbers are not finite; the stream ends", sample.request.id)
+    def _end_not_finite(self, sample: Generation) -> None:
+        """End a sample whose states or logits are not finite, and wipe its blocks."""
+        _LOG.error("request %s: its states or logits are not finite; the stream ends", sample.request.id)
         if self._store is not None:
-            self._store.wipe(self.scheduler.spoil(sample))
+            self._store.wipe(self.scheduler.forget_blocks(sample))
         self._emit(sample, Finish.ERROR)
 
     def _emit(
@@ -583,8 +587,9 @@ class EngineThread(threading.Thread):
             self.scheduler.remove(sample)
 
     def _routes(self, sample: Generation, length: int) -> bytes:
-        """The encoded experts of the first `length` tokens, without the last, which nothing was computed from; empty for a dense model, for
-        a stream that was cut off, for a single token, and if nothing is sampled.
+        """Return the encoded expert choices of the first `length` tokens except the last, which was not fed back to the model.
+
+        Empty for a dense model, a stream that was cut off, a single token, and a scored sample.
         """
         policy = self.policies.get(sample.request.slot)
         router = None if policy is None else routing.of(policy.model)

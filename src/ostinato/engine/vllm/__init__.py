@@ -1,1 +1,1 @@
-"""An engine that is a client of vLLM servers: it sends token ids and receives token ids and log-probabilities."""
+"""The engine over vLLM servers: a client that sends token ids and receives token ids with their log-probabilities."""

@@ -1,10 +1,10 @@
-"""`core.seams.Engine` over vLLM servers: each holds one version of the weights, and a slot is served by one or several servers.
+"""`core.seams.Engine` over vLLM servers: each server holds one version of the weights, and one or several servers serve a slot.
 
-Log-probabilities are the server's own, under its temperature and its nucleus. The contract names the servers and promises no bits.
+Log-probabilities are the server's own, after its temperature and top-p. The numerics contract names the servers and promises no bits.
 
-Which of several replicas answers a request: the one that was sent most of its prompt before, unless its load is too high. A replica is a
-server that holds the requested version. Nothing here queries a server: the contents of its prefix cache are guessed from what was sent to
-it, and a wrong guess costs a prefill, never a wrong answer.
+Routing is prefix-aware: among a slot's replicas (servers that hold the requested version), a request goes to the one that was sent most of
+its prompt before, unless its load is too high. No server is queried for this: its prefix cache is guessed from what was sent to it, and a
+wrong guess costs a prefill, never a wrong answer.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ from ostinato.model.tensors import check_finite
 
 
 BLOCK = 64
-"""Tokens per link of a prompt's chain: the granularity of the memory."""
+"""Tokens per link of a prompt's hash chain: the granularity of prefix matching."""
 BOUND = 1.25
-"""A request avoids replicas that would then exceed this many times the mean number of open samples, rounded up."""
-_KEPT = 1 << 15  # links remembered per replica: 2M tokens
+"""Load bound: a request avoids replicas whose open samples would exceed this many times the mean, rounded up."""
+_MAX_LINKS = 1 << 15  # remembered per replica: 2M tokens
 
 
 def links(key: bytes, ids: Sequence[int]) -> list[bytes]:
-    """A prompt as a hash chain: link i covers `key` and the first (i + 1) * BLOCK tokens; the last link covers all tokens.
+    """Return a prompt's hash chain: link i covers `key` and the first (i + 1) * BLOCK tokens; the last link covers all tokens.
 
-    Prompts share links exactly as far as they share whole blocks from the first token on, under the same key (`engine.prefix`).
+    Two prompts with the same key (`engine.admission.prefix_key`) share links exactly as far as they share whole blocks from the start.
 
     Example: ``links(k, range(70))[:1] == links(k, range(64))``
     """
@@ -68,26 +68,26 @@ def links(key: bytes, ids: Sequence[int]) -> list[bytes]:
     return chain
 
 
-class Trails:
-    """The most recent links that were sent to each replica, by the replica's name.
+class SentPrefixes:
+    """The links most recently sent to each replica, by the replica's name: an estimate of its prefix cache.
 
     Example::
 
-        trails.send("http://a", chain)
-        assert trails.known("http://a", chain) == len(chain)
+        sent.send("http://a", chain)
+        assert sent.known("http://a", chain) == len(chain)
     """
 
-    def __init__(self, kept: int = _KEPT) -> None:
+    def __init__(self, kept: int = _MAX_LINKS) -> None:
         self._kept = kept
         self._links: dict[str, OrderedDict[bytes, None]] = {}
 
     def known(self, name: str, chain: Sequence[bytes]) -> int:
-        """How many leading links of a chain the replica was sent before."""
+        """Return how many leading links of a chain the replica was sent before."""
         sent = self._links.get(name, {})
         return next((at for at, link in enumerate(chain) if link not in sent), len(chain))
 
     def send(self, name: str, chain: Sequence[bytes]) -> None:
-        """Record that a prompt is sent to the replica. The oldest links are forgotten, within a prompt its end before its beginning."""
+        """Record that a prompt is sent to the replica. Evicts the oldest links, and within a prompt its end before its beginning."""
         sent = self._links.setdefault(name, OrderedDict())
         for link in reversed(chain):
             sent[link] = None
@@ -99,17 +99,18 @@ class Trails:
 def route(
     known: Mapping[str, int], running: Mapping[str, int], chains: Mapping[str, Sequence[bytes]], samples: int
 ) -> str:
-    """The name of the replica that a request goes to.
+    """Choose the replica for a request; return its name.
 
-    Replicas are ordered by known links, most first, then by rendezvous hashing (Thaler and Ravishankar 1998) of the first link that the
-    best replica does not know, so that prompts with the same beginning meet even without a memory. The first replica that stays within
-    BOUND times the mean is chosen (Mirrokni et al. 2018), or else the least loaded one: a request of many samples is never split.
+    Replicas are ranked by known links, most first, then by rendezvous hashing (Thaler and Ravishankar 1998) of the first link that the
+    best replica does not know, so that prompts with the same beginning go to the same replica even without a history. The first replica
+    whose load stays within BOUND times the mean is chosen (Mirrokni et al. 2018), else the least loaded one. A request's samples are never
+    split.
 
     Args:
         known: name -> how many links of the request's prompt the replica was sent before. Not empty.
         running: name -> open samples.
-        chains: name -> the prompt's chain under the replica's key; not empty.
-        samples: how many samples are requested.
+        chains: name -> the prompt's hash chain under the replica's key; not empty.
+        samples: the number of requested samples.
     """
     best = max(known.values())
 
@@ -125,13 +126,13 @@ def route(
 # ---------------------------------------------------------------- numerics
 
 
-def contract_of(told: Sequence[tuple[str, VllmServerInfo]]) -> Contract:
-    """The contract of servers with these versions and descriptions. A field in which they differ names all values.
+def contract_of(reports: Sequence[tuple[str, VllmServerInfo]]) -> Contract:
+    """Return the numerics contract of servers with these versions and descriptions. A field in which they differ names all values.
 
-    It tells the turns of one engine from another's and promises no bits: batch shapes, kernels and cores are unknown.
+    It distinguishes the turns of different engines but promises no bits: batch shapes, kernels and cores are unknown.
     """
-    settings = [about.vllm_config for _, about in told]
-    systems = [about.system_env or System() for _, about in told]
+    settings = [about.vllm_config for _, about in reports]
+    systems = [about.system_env or System() for _, about in reports]
     devices = [
         system.nvidia_gpu_models or each.device_config.device for system, each in zip(systems, settings, strict=True)
     ]
@@ -144,7 +145,7 @@ def contract_of(told: Sequence[tuple[str, VllmServerInfo]]) -> Contract:
         block=1,
         dtype=_all(each.model_config_.dtype.removeprefix("torch.") for each in settings),
         quantisation=_all(each.model_config_.quantization or "none" for each in settings),
-        kernels=_all(f"vllm {version}" for version, _ in told),
+        kernels=_all(f"vllm {version}" for version, _ in reports),
     )
 
 
@@ -156,7 +157,7 @@ def _all(values: Iterable[str]) -> str:
 
 
 def token_request(request: Generate, seed: int, stop_ids: frozenset[int], salt: str) -> dict[str, Any]:
-    """The JSON of a token request. Its prefix may be shared only under the same `salt`. What it is steered by is a part of its biases."""
+    """Return the JSON body of a token request. Its prefix is shared only under the same `salt`. Steering is added to its logit biases."""
     sampling = request.sampling
     biases = dict(sampling.logit_bias)
     if request.steering is not None:
@@ -178,7 +179,7 @@ def token_request(request: Generate, seed: int, stop_ids: frozenset[int], salt: 
             "seed": seed % (1 << 63),
             "stop": list(sampling.stop),
             "stop_token_ids": sorted(stop_ids),
-            "ignore_eos": True,  # the renderer's stop tokens are the ones that count
+            "ignore_eos": True,  # only the renderer's stop tokens count
             "logprobs": request.tops,  # in addition to the sampled token's
             "detokenize": bool(sampling.stop),
             **(edits if biases or sampling.edits_logits else {}),
@@ -190,12 +191,12 @@ def token_request(request: Generate, seed: int, stop_ids: frozenset[int], salt: 
 
 
 Event = tuple[WireChoice, PolicyVersion] | Finish | OstinatoError
-"""Tokens with the version that their server held when they arrived, or how a request ends."""
+"""Tokens with the version that their server held when they arrived, or the end of a request."""
 
 
 @dataclass(eq=False, slots=True)
 class VllmStream:
-    """An open request at one replica. `samples`: how many have not ended; `said`: output has arrived; `lent`: the replica was on loan."""
+    """An open request at one replica. `samples`: its unfinished samples; `said`: output has arrived; `lent`: the replica was on loan."""
 
     slot: str
     samples: int
@@ -212,7 +213,7 @@ class VllmStream:
 
 _LOG = logging.getLogger(__name__)
 _CLOSED = "The engine is not running; start it, or restart the server if it was closed."
-_TRIES = 2  # not more: a request that crashes a server must not crash them all
+_MAX_ATTEMPTS = 2  # a request that crashes a server must not crash all of them
 
 
 async def open_vllm(
@@ -222,8 +223,10 @@ async def open_vllm(
     draining: Callable[[], Collection[str]] = tuple,
     experts: int = 0,
 ) -> VllmEngine:
-    """Wait for the servers in `config.urls` and make an engine of them. `drive(url)` makes a server's weight driver; `draining()` names the
-    servers that get no new requests; with `experts`, the number in each layer of a mixture of experts, answers' routes are kept.
+    """Connect to the servers in `config.urls`, and return an engine over them.
+
+    `drive(url)` makes a server's weight driver. `draining()` names the servers that get no new requests. `experts`: the number of experts
+    per layer of a mixture of experts, whose routes are then kept with the answers; 0 for a dense model.
 
     A server that does not answer within `connect_s`, or a minute after the first one, is used as soon as it does.
 
@@ -240,12 +243,12 @@ async def open_vllm(
 
 
 class VllmEngine:
-    """Samples tokens on vLLM servers. `context` is the servers' own limit. Made by `open_vllm`.
+    """Samples tokens on vLLM servers; made by `open_vllm`. `context` is the servers' own context length.
 
     `loans` lends replicas of the live slot to rollouts, when asked to.
 
-    Slots that hold the same version share servers. A slot that leaves a shared server leaves its open streams there: they end
-    under the version that they began with.
+    Slots that hold the same version share servers. When a slot leaves a shared server, its open streams stay there and finish under the
+    version that they began with.
 
     Example::
 
@@ -265,27 +268,27 @@ class VllmEngine:
     ) -> None:
         self._servers, self._renderer, self._config, self._context = tuple(servers), renderer, config, context
         self._fleet = VllmFleet(servers, config.replicas, draining, self._running, self._end_at, self._check_late)
-        self._trails = Trails()
+        self._sent = SentPrefixes()
         self._streams: set[VllmStream] = set()
         self._stack = contextlib.AsyncExitStack()
         self._watch: asyncio.Task[None] | None = None
         self._closed = False
-        self._contract = self._told()
-        self._grammars = all(server.follows_grammars for server in servers if server.told is not None)
+        self._contract = self._reported_contract()
+        self._grammars = all(server.follows_grammars for server in servers if server.reported is not None)
         self._counts = {"tokens": 0, "steps": 0, "retries": 0, "lent_tokens": 0}
         lends = Arm.LIVE.value, Arm.WORLD.value
         self.loans = Loans(self._fleet, *lends, running=self._running, cut=self._cut, clock=time.monotonic)
 
     async def start(self) -> None:
-        """Begin to watch the versions that the servers serve. Slots are empty until `load`."""
+        """Start to monitor the servers and their versions. Slots are empty until `load`."""
         if self._watch is not None or self._closed:
             raise Unavailable("The engine has been started before; make a new one.")
         for server in self._servers:
             await self._stack.enter_async_context(server.driver)
-        self._watch = asyncio.create_task(self._fleet.keep())
+        self._watch = asyncio.create_task(self._fleet.watch())
 
     async def close(self) -> None:
-        """End open streams with `Finish.ABORT` and disconnect from the servers, which go on running. Idempotent."""
+        """End open streams with `Finish.ABORT` and disconnect from the servers, which keep running. Idempotent."""
         self._closed = True
         self.loans.close()
         self._end(Finish.ABORT, self._streams)
@@ -297,10 +300,10 @@ class VllmEngine:
             await server.close()
 
     async def generate(self, request: Generate) -> AsyncGenerator[Chunk, None]:
-        """One chunk per event of the server, in order within a sample. See `core.seams.Engine.generate`.
+        """Yield one chunk per server event, in order within a sample. See `core.seams.Engine.generate`.
 
-        If a request's server fails before its first token, the request is retried at another server with the same seed; after it, never. At
-        its deadline a request keeps the tokens that have arrived.
+        If a server fails before the first token, the request is retried at another server with the same seed; after the first token it is
+        never retried. At its deadline a request keeps the tokens that have arrived.
 
         Raises:
             NotFound: nothing is loaded in the slot.
@@ -335,8 +338,9 @@ class VllmEngine:
                     return
 
     async def _enforced(self, answer: OpenAnswer, chunk: Chunk, request: Generate) -> Chunk:
-        """The chunk; with `Finish.ERROR` if it ends an answer that breaks the request's grammar. A server whose matcher fails in the middle
-        of an answer lets it end there, and calls that a stop.
+        """Return the chunk, with `Finish.ERROR` if it ends an answer that violates the request's grammar.
+
+        A server whose matcher fails in the middle of an answer ends the answer there, and reports a stop.
         """
         ids, grammar = answer.constrained(chunk), request.sampling.grammar
         if ids is None or await asyncio.to_thread(self._renderer.fulfils, grammar, ids):
@@ -345,15 +349,16 @@ class VllmEngine:
         return replace(chunk, finish=Finish.ERROR, routes=b"")
 
     async def end_sample(self, request: str, index: int, tokens: int) -> bytes:
-        """Nothing: a server ends a request only as a whole, and tells its experts only at a sample's own end."""
+        """Do nothing: a server can only end whole requests, and reports a sample's experts only at the sample's own end."""
         return b""
 
     async def load(self, slot: str, snapshot: Snapshot) -> Swap:
-        """Have the slot's servers load the version, one after another, from the weight store, which must hold it; the given weights are
-        only checked. A server that cannot be reached gets the version when it is back.
+        """Roll the version out to the slot's servers, one after another. They fetch it from the weight store, which must hold it; the given
+        weights are only checked. A server that cannot be reached gets the version when it is back.
 
-        Raises BadWeights for a NaN, Corrupt or Unavailable if the servers refuse: the slot then keeps what it had. Raises Conflict if it
-        is unknown what its last server holds: its slots are then empty. Unavailable also if every server holds another version.
+        Raises BadWeights for a NaN, Corrupt or Unavailable if the servers refuse: the slot then keeps its old version. Raises Conflict if
+        the slot's last server is in an unknown state: the slots of that server are then empty. Raises Unavailable also if all servers hold
+        other slots' versions.
         """
         self._check_running()
         await asyncio.to_thread(check_finite, snapshot.weights)
@@ -369,7 +374,7 @@ class VllmEngine:
         self._end(Finish.ERROR, (stream for stream in self._streams if stream.slot == slot))
 
     async def score(self, slot: str, ids: Sequence[int], start: int, cache_salt: str = "") -> list[float]:
-        """Log-probabilities (temperature 1) of ids[start:], as a server scores a prompt: close to those of sampling, but not equal.
+        """Return the log-probabilities (temperature 1) of ids[start:] as a server scores a prompt: close to those of sampling, not equal.
 
         Raises BadRequest, NotFound, TooLarge, Overloaded, Unavailable.
         """
@@ -386,21 +391,22 @@ class VllmEngine:
             check_loaded(slot, self._fleet.slots)
             replica, key = self._replica_for(slot, ids, cache_salt, 1, tried)
             try:
-                found = await self._scored(slot, replica, ids, start, key)
+                scores = await self._scored(slot, replica, ids, start, key)
             except Unavailable:
                 replica.set_aside()
                 tried.append(replica)
-                if len(tried) == min(_TRIES, len(self._servers)):
+                if len(tried) == min(_MAX_ATTEMPTS, len(self._servers)):
                     raise
             else:
-                if found is not None:
-                    return found
+                if scores is not None:
+                    return scores
 
     async def _scored(
         self, slot: str, replica: Replica, ids: Sequence[int], start: int, key: bytes
     ) -> list[float] | None:
-        """One server's scores, or None to ask again: it was wanted back, or its slot or version is gone. It is not lent meanwhile, but may
-        change over to the slot's next version. Raises Unavailable.
+        """Return one server's scores, or None if the caller must ask again because the replica was recalled or lost its slot or version.
+
+        Until then the replica does not change over to another slot, but it may swap to the slot's next version. Raises Unavailable.
         """
         stream = VllmStream(slot, 1, replica, self._fleet.policy_of(replica, slot), replica.loan is not None)
         asking = asyncio.create_task(replica.server.scores(ids, start, key.hex()))
@@ -415,19 +421,19 @@ class VllmEngine:
             await asyncio.gather(asking, return_exceptions=True)
 
     def slots(self) -> dict[str, PolicyVersion]:
-        """The loaded versions. A slot switches to its new version once its last server has it."""
+        """Return the loaded versions. A slot switches to its new version once its last server has it."""
         return dict(self._fleet.slots)
 
     def numerics(self) -> str:
-        """The contract's id."""
+        """Return the contract's id."""
         return self._contract.id
 
     def contract(self) -> Contract:
-        """What the servers said of themselves at the start."""
+        """Return the contract that the servers' reports gave at the start."""
         return self._contract
 
     def capabilities(self) -> Capabilities:
-        """The smallest of the renderer's and the servers' contexts. Grammars are followed if every server at the start follows them."""
+        """Return the smallest context of the renderer and the servers. Grammars are followed if every server did so at the start."""
         context = min(self._context, self._renderer.context)
         return Capabilities(
             context=context,
@@ -437,10 +443,12 @@ class VllmEngine:
         )
 
     def stats(self) -> dict[str, float]:
-        """Gauges and counters since the start. `steps` counts the servers' events; `retries` the requests retried at a second server;
-        `servers_well` the servers that can be asked, `servers_draining` those that get no new requests, and `draining_open` the samples
-        open on these. `servers_lent` are lent to rollouts, `servers_returning` are on their way back; `lent_seconds` and `lent_tokens` are
-        the time and tokens that rollouts got from them, `lent_cut` the samples that were cut off. Raises Unavailable when closed.
+        """Return gauges, and counters since the start. Raises Unavailable when closed.
+
+        `steps` counts server events, `retries` the requests retried at a second server. `servers_well` can take requests,
+        `servers_draining` get no new ones, and `draining_open` samples are open on those. `servers_lent` are lent to rollouts,
+        `servers_returning` are on their way back; `lent_seconds` and `lent_tokens` are the time and tokens that rollouts got from them,
+        `lent_cut` the samples that were cut off.
         """
         self._check_running()
         replicas, loans, running = self._fleet.replicas, self.loans.standing(), self._running()
@@ -461,16 +469,16 @@ class VllmEngine:
             "lent_cut": self.loans.cut_off,
         }
 
-    # ---- within
+    # ---- admission and routing
 
-    def _told(self) -> Contract:
-        return contract_of([server.told for server in self._servers if server.told is not None])
+    def _reported_contract(self) -> Contract:
+        return contract_of([server.reported for server in self._servers if server.reported is not None])
 
     def _check_late(self, server: ServerClient, context: int) -> None:
-        """Raise BadConfig for a server that answered after the start, and is not like those that answered then."""
-        other = self._told().id != self._contract.id or (self._grammars and not server.follows_grammars)
+        """Raise BadConfig if a server that first answered after the start differs from those that answered at the start."""
+        other = self._reported_contract().id != self._contract.id or (self._grammars and not server.follows_grammars)
         if other or context < self._context:
-            server.told = None
+            server.reported = None
             unlike = "a shorter context, another build or other options than the servers that answered at the start"
             raise BadConfig(f"{server.url} has {unlike}; restart the gateway to use it")
 
@@ -486,7 +494,7 @@ class VllmEngine:
         check_room(request.n, self._running().total(), self._config.max_waiting)
 
     def _running(self, slot: str = "") -> Counter[Replica]:
-        """Open samples by replica, of one slot or of all."""
+        """Count open samples by replica, of one slot or of all ("")."""
         counts = Counter[Replica]()
         for stream in self._streams:
             counts[stream.replica] += stream.samples if slot in ("", stream.slot) else 0
@@ -495,28 +503,32 @@ class VllmEngine:
     def _replica_for(
         self, slot: str, ids: Sequence[int], salt: str, samples: int, tried: Collection[Replica]
     ) -> tuple[Replica, bytes]:
-        """The replica to ask, and the key under which its prefixes are shared. Raises Unavailable if none is left."""
-        found = {each.server.url: each for each in self._fleet.candidates(slot) if each not in tried}
-        keys = {url: prefix_key(self._fleet.policy_of(each, slot).hash, salt) for url, each in found.items()}
-        if not found:
+        """Return the replica to ask, and the prefix-cache key of the request there. Raises Unavailable if none is left."""
+        by_url = {each.server.url: each for each in self._fleet.candidates(slot) if each not in tried}
+        keys = {url: prefix_key(self._fleet.policy_of(each, slot).hash, salt) for url, each in by_url.items()}
+        if not by_url:
             raise Unavailable(f"no other vLLM server of {slot!r} can be asked now; try again in a moment.")
         if len(self._servers) == 1:
-            (url,) = found
+            (url,) = by_url
         else:
-            url = self._routed(ids, samples, found, keys)
-        return found[url], keys[url]
+            url = self._routed(ids, samples, by_url, keys)
+        return by_url[url], keys[url]
 
-    def _routed(self, ids: Sequence[int], samples: int, found: Mapping[str, Replica], keys: Mapping[str, bytes]) -> str:
-        chains = {key: links(key, ids) for key in set(keys.values())}
-        by_url = {url: chains[key] for url, key in keys.items()}
+    def _routed(
+        self, ids: Sequence[int], samples: int, replicas: Mapping[str, Replica], keys: Mapping[str, bytes]
+    ) -> str:
+        by_key = {key: links(key, ids) for key in set(keys.values())}
+        chains = {url: by_key[key] for url, key in keys.items()}
         running = self._running()
-        known = {url: self._trails.known(url, chain) for url, chain in by_url.items()}
-        url = route(known, {url: running[each] for url, each in found.items()}, by_url, samples)
-        self._trails.send(url, by_url[url])
+        known = {url: self._sent.known(url, chain) for url, chain in chains.items()}
+        url = route(known, {url: running[each] for url, each in replicas.items()}, chains, samples)
+        self._sent.send(url, chains[url])
         return url
 
+    # ---- streams
+
     async def _events(self, request: Generate, seed: int) -> AsyncGenerator[tuple[VllmStream, Event], None]:
-        """The events of a request. If a server fails before its first token, the request is retried at another server instead."""
+        """Yield the events of a request. If a server fails before its first token, the request is retried at another server."""
         tried: list[Replica] = []
         failure: OstinatoError | None = None
         until = None if request.within_s is None else asyncio.get_running_loop().time() + request.within_s
@@ -527,25 +539,25 @@ class VllmEngine:
                 raise failure or error from None
             if failure is not None:
                 self._counts["retries"] += 1
-                _LOG.warning("request %s is asked of %s: %s", request.id, replica.server.url, failure)
+                _LOG.warning("request %s is retried at %s: %s", request.id, replica.server.url, failure)
             tried.append(replica)
             policy, lent = self._fleet.policy_of(replica, request.slot), replica.loan is not None
             stream = VllmStream(request.slot, request.n, replica, policy, lent)
-            async with contextlib.aclosing(self._asked(stream, request, seed, key, until)) as events:
+            async with contextlib.aclosing(self._events_at(stream, request, seed, key, until)) as events:
                 received = False
                 async for event in events:
-                    if isinstance(event, Unavailable) and not received and len(tried) < _TRIES:
+                    if isinstance(event, Unavailable) and not received and len(tried) < _MAX_ATTEMPTS:
                         failure = event
                         break
-                    received = received or (isinstance(event, tuple) and event[0].says_something)
+                    received = received or (isinstance(event, tuple) and event[0].has_output)
                     yield stream, event
                 else:
                     return
 
-    async def _asked(
+    async def _events_at(
         self, stream: VllmStream, request: Generate, seed: int, key: bytes, until: float | None
     ) -> AsyncGenerator[Event, None]:
-        """One server's events for a request, until the loop's time `until`. Once this is closed, no event of the request can arrive."""
+        """Yield one server's events for a request, until the event loop's time `until`. After closing, no event of it can arrive."""
         loop = asyncio.get_running_loop()
         late = None if until is None else loop.call_at(until, self._end, Finish.DEADLINE, (stream,))
         pump = stream.pump = asyncio.create_task(
@@ -565,18 +577,21 @@ class VllmEngine:
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
 
-    async def _pump(self, stream: VllmStream, asked: Mapping[str, object]) -> None:
-        """Server -> queue. Each event gets the version that its server holds when it arrives, as long as the server serves the slot."""
+    async def _pump(self, stream: VllmStream, body: Mapping[str, object]) -> None:
+        """Move events from the server to the stream's queue, each with the version that the server holds when the event arrives.
+
+        Once the server no longer serves the slot, the stream keeps its last version.
+        """
         replica, missing = stream.replica, stream.samples
         try:
-            async with contextlib.aclosing(replica.server.tokens(asked)) as choices:
+            async with contextlib.aclosing(replica.server.tokens(body)) as choices:
                 async for choice in choices:
                     missing -= choice.finish_reason is not None
                     if stream.slot in replica.slots:
                         stream.policy = self._fleet.policy_of(replica, stream.slot)
                     replica.failures = 0
                     self._counts["steps"] += 1
-                    stream.said = stream.said or choice.says_something
+                    stream.said = stream.said or choice.has_output
                     stream.events.put_nowait((choice, stream.policy))
             failure = Unavailable(f"{replica.server.url} closed the stream before its end")
         except OstinatoError as error:
@@ -593,18 +608,18 @@ class VllmEngine:
         for stream in streams:
             stream.events.put_nowait(finish)
             if stream.pump is not None:
-                stream.pump.cancel()  # nobody reads a score's events
+                stream.pump.cancel()  # a score is awaited, not read from the queue
 
     def _cut(self, replica: Replica) -> int:
-        """End a replica's streams so that none of their tokens can arrive; those without output are retried. Counts the other samples."""
+        """Abort a replica's streams, so that no further token arrives; those without output are retried. Return how many had some."""
         cut = 0
         for stream in self._streams:
             if stream.replica is replica and stream.pump is not None and not stream.pump.done():
                 stream.pump.cancel()
-                stream.events.put_nowait(Unavailable(f"{replica.server.url} was wanted back for people; ask again."))
+                stream.events.put_nowait(Unavailable(f"{replica.server.url} was recalled for people; ask again."))
                 cut += stream.samples if stream.said else 0
         return cut
 
     def _end_at(self, replica: Replica) -> None:
-        """End the replica's streams with `Finish.ERROR`, because the version that makes its tokens is unknown."""
+        """End the replica's streams with `Finish.ERROR`, because it is unknown which version makes its tokens."""
         self._end(Finish.ERROR, (stream for stream in self._streams if stream.replica is replica))

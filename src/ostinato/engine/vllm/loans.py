@@ -1,8 +1,8 @@
-"""Lends replicas of one slot to another slot for a while, each with that slot's version, and takes them back.
+"""Lends replicas of one slot to another slot for a while, and takes them back.
 
-No request is ever answered by another slot's version: a replica changes over only when no request of the slot that it leaves is open there.
-Requests of the lending slot are never cut off for this; requests of the borrowing slot are, if the replica is wanted back and they have not
-ended in time.
+A replica on loan serves the borrowing slot's version. No request is ever answered by another slot's version: a replica changes over only
+when it has no open request of the slot that it leaves. This never cuts off requests of the lending slot. It does cut off requests of the
+borrowing slot that do not end in time when the replica is recalled.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from typing import Any
 from ostinato.engine.vllm.fleet import Loan, Replica, VllmFleet
 
 _LOG = logging.getLogger(__name__)
-_LOOK_S = 0.02
+_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LendingState:
-    """How many of a slot's replicas serve it, are lent (or about to be), and are on their way back; and how many samples of the borrowing
-    slot are open. `serving` and `returning` leave out failed and draining replicas.
+    """The state of a slot's loans: how many replicas serve it, are lent (or about to be), and are returning.
+
+    `serving` and `returning` exclude failed and draining replicas. `open`: the number of open samples of the borrowing slot.
 
     Example: ``LendingState(serving=2, lent=1, returning=0, open=8)``
     """
@@ -38,11 +39,11 @@ class Loans:
     """Lends replicas of slot `home` to slot `to`.
 
     Args:
-        fleet: the servers; it brings versions to them.
-        home, to: the slots.
+        fleet: the servers; it loads versions onto them.
+        home, to: the lending and the borrowing slot.
         running: counts the open samples of each replica, of one slot or of all ("").
-        cut: ends a replica's open requests so that none of their tokens can arrive any more; returns how many samples with tokens it cut.
-        clock: seconds.
+        cut: aborts a replica's open requests, so that no further token of them arrives; returns how many samples with tokens it cut off.
+        clock: monotonic seconds.
 
     Example::
 
@@ -68,7 +69,7 @@ class Loans:
         self.cut_off = 0
 
     def standing(self) -> LendingState:
-        """The current counts."""
+        """Return the current counts."""
         away = [(each.loan.stage, each.usable) for each in self._fleet.replicas if each.loan is not None]
         serving = sum(self._home in each.slots and each.usable for each in self._fleet.replicas)
         return LendingState(
@@ -80,14 +81,14 @@ class Loans:
 
     @property
     def seconds(self) -> float:
-        """Seconds that replicas were lent, summed over them."""
+        """Seconds of lending, summed over replicas."""
         now = self._clock()
         return self._seconds + sum(now - since for since in self._since.values())
 
     def lend(self, count: int) -> int:
-        """Lend up to `count` replicas, the least loaded first; returns how many. At least one stays, and all shared with other slots do.
+        """Lend up to `count` replicas, the least loaded first; return how many. At least one stays, and so do all that other slots share.
 
-        Each gets no new requests, ends its open ones, and is then brought the other slot's version.
+        Each replica gets no new requests, finishes its open ones, and then loads the other slot's version.
         """
         if self._to not in self._fleet.slots:
             return 0
@@ -102,9 +103,9 @@ class Loans:
         return len(going)
 
     def give_back(self, count: int, end_s: float) -> int:
-        """Take up to `count` replicas back: first those that have not left yet, then the least loaded. Returns how many.
+        """Recall up to `count` replicas: first those that have not changed over yet, then the least loaded. Returns how many.
 
-        Their open requests have `end_s` seconds to end and are then cut off.
+        Their open requests have `end_s` seconds to finish and are then cut off.
         """
         running = self._running("")
         lent = [
@@ -113,7 +114,7 @@ class Loans:
         lent.sort(key=lambda each: (each.loan is not None and each.loan.stage == "lent", running[each]))
         for replica in lent[:count]:
             assert replica.loan is not None
-            if replica.loan.stage == "leaving":  # it still holds its own version, so its open requests stay
+            if replica.loan.stage == "leaving":  # it still holds its own version, so its open requests continue
                 self._stop(replica)
                 self._bring_back(replica)
             else:
@@ -124,11 +125,11 @@ class Loans:
         return min(count, len(lent))
 
     def close(self) -> None:
-        """Stop all changeovers in progress; replicas stay as they are."""
+        """Cancel all changeovers in progress; replicas stay as they are."""
         for task in self._ending.values():
             task.cancel()
 
-    # ---- within
+    # ---- changeovers
 
     def _begin(self, replica: Replica, work: Coroutine[Any, Any, None]) -> None:
         task = self._ending[replica] = asyncio.create_task(work)
@@ -154,11 +155,11 @@ class Loans:
         except TimeoutError:
             cut = self._cut(replica)
             self.cut_off += cut
-            _LOG.info("%s is wanted back: %d samples are cut off", replica.server.url, cut)
+            _LOG.info("%s is recalled: %d samples are cut off", replica.server.url, cut)
 
     async def _ended(self, replica: Replica) -> None:
         while self._running("")[replica]:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     def _bring_back(self, replica: Replica) -> None:
         assert replica.loan is not None

@@ -1,8 +1,8 @@
-"""One vLLM server over HTTP: its settings, token streams and scores. Its weights are handled elsewhere (`WeightDriver`).
+"""An HTTP client of one vLLM server: its settings, token streams and scores. Its weights are handled elsewhere (`WeightDriver`).
 
-The parts of its responses that are used are typed records; everything else is ignored. The shapes are those of vLLM's
-`entrypoints/scale_out/token_in_token_out/protocol.py`, as of version 0.32. A server's token events become the chunks of one request, each
-token attributed to the version that made it.
+The used parts of a response are parsed into typed records; everything else is ignored. The schemas follow vLLM's
+`entrypoints/scale_out/token_in_token_out/protocol.py`, as of version 0.32. `OpenAnswer` turns a server's token events into the chunks of
+one request, and attributes each token to the version that made it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class WireSpan(BaseModel, frozen=True):
-    """Output tokens [start, end) were sampled by the weights labelled `version`."""
+    """The server's report that the weights labelled `version` sampled output tokens [start, end)."""
 
     version: str
     start: int = Field(ge=0)
@@ -57,7 +57,7 @@ class _Logprobs(BaseModel):
 
 
 class WireChoice(BaseModel):
-    """New tokens of one sample. `weight_versions` and `routed_experts` cover the whole sample and are sent only with its last event."""
+    """New tokens of one sample. `weight_versions` and `routed_experts` cover the whole sample, and come only with its last event."""
 
     index: int = Field(ge=0)
     token_ids: list[Annotated[int, Field(ge=0)]] | None = None
@@ -69,11 +69,11 @@ class WireChoice(BaseModel):
 
     @property
     def routes(self) -> bytes:
-        """The encoded expert ids of all computed tokens, once `keep_routes` has read them."""
+        """The encoded expert ids of all computed tokens; b"" before `keep_routes` has decoded them."""
         return self._routes
 
     def keep_routes(self, experts: int) -> None:
-        """Read `routed_experts`, an .npy file in base64: ids [P + T - 1, L, k] of so many experts. Raises BadRoutes."""
+        """Decode `routed_experts`, an .npy file in base64: ids in [0, experts) of shape [P + T - 1, L, k]. Raises BadRoutes."""
         if self.routed_experts is not None:
             self._routes = routes.encode(_array(self.routed_experts), experts)
 
@@ -89,15 +89,15 @@ class WireChoice(BaseModel):
         return [entry.logprob for entry in content or []]
 
     @property
-    def says_something(self) -> bool:
+    def has_output(self) -> bool:
         """Whether it holds a token or a finish reason."""
         return bool(self.token_ids) or self.finish_reason is not None
 
     def tops(self, count: int) -> tuple[Tops, ...]:
-        """The likeliest `count` tokens at each new token's place; the server lists the sampled token among them whatever its rank."""
+        """Return the `count` most likely tokens at each new token's position. The server also lists the sampled token, at any rank."""
         content = self.logprobs.content if self.logprobs is not None else None
-        found = ([(top.token_id, top.logprob) for top in entry.top_logprobs] for entry in content or [])
-        return tuple(tuple(sorted(tops, key=lambda top: -top[1])[:count]) for tops in found) if count else ()
+        listed = ([(top.token_id, top.logprob) for top in entry.top_logprobs] for entry in content or [])
+        return tuple(tuple(sorted(tops, key=lambda top: -top[1])[:count]) for tops in listed) if count else ()
 
 
 class _Error(BaseModel):
@@ -144,7 +144,7 @@ class _Scheduler(BaseModel):
 
 
 class VllmSettings(BaseModel):
-    """The server's start-up settings that matter here."""
+    """The server's start-up settings, as far as they matter here."""
 
     model_config_: _ModelConfig = Field(alias="model_config")
     device_config: _Device = Field(default_factory=_Device)
@@ -153,20 +153,20 @@ class VllmSettings(BaseModel):
     aux_output_config: _AuxiliaryOutput = Field(default_factory=_AuxiliaryOutput)
 
     @property
-    def dies_of_seeds(self) -> bool:
-        """True if a chunked prompt of a request with a seed crashes it: a CPU's random generator has no offset to reset."""
+    def crashes_on_seeds(self) -> bool:
+        """True if a seeded request with a chunked prompt crashes the server: a CPU's random generator has no offset to reset."""
         return self.device_config.device.startswith("cpu") and self.scheduler_config.enable_chunked_prefill
 
 
 class System(BaseModel):
-    """The machine and libraries of a server, as far as it says."""
+    """The machine and libraries of a server, as far as it reports them."""
 
     torch_version: str = "unknown"
     nvidia_gpu_models: str | None = None
 
 
 class VllmServerInfo(BaseModel):
-    """What a server says of itself."""
+    """A server's report about itself."""
 
     vllm_config: VllmSettings
     system_env: System | None = None
@@ -177,7 +177,7 @@ class _Version(BaseModel):
 
 
 def read_event(line: bytes) -> list[WireChoice]:
-    """One line of a token stream -> its choices; empty for a line without any. Raises Unavailable for an error or an invalid event."""
+    """Parse one line of a token stream into its choices, [] if it has none. Raises Unavailable for an error or an invalid event."""
     if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
         return []
     event = _read(_Event, line[6:])
@@ -190,22 +190,22 @@ def read_event(line: bytes) -> list[WireChoice]:
 
 
 def read_scores(body: bytes, ids: list[int], start: int) -> list[float]:
-    """The log-probabilities of ids[start:] from a scored prompt. Raises Unavailable for an invalid response."""
+    """Parse the log-probabilities of ids[start:] from a scored prompt. Raises Unavailable for an invalid response."""
     entries = _read(_Scored, body).prompt_logprobs or []
     if len(entries) != len(ids):
         raise Unavailable(f"the vLLM server scored {len(entries)} of {len(ids)} tokens")
-    found = [(entry or {}).get(str(token)) for token, entry in zip(ids[start:], entries[start:], strict=True)]
-    if None in found:
+    scored = [(entry or {}).get(str(token)) for token, entry in zip(ids[start:], entries[start:], strict=True)]
+    if None in scored:
         raise Unavailable("the vLLM server left a token without its log-probability")
-    return [entry.logprob for entry in found if entry is not None]
+    return [entry.logprob for entry in scored if entry is not None]
 
 
 _BAD_HEADER = (ValueError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError)
-"""What numpy raises for a header that is none: it reads it as Python's literals, and once more as its tokens."""
+"""What numpy raises for an invalid .npy header, which it parses as Python literals and then as tokens."""
 
 
 def _array(text: str) -> NDArray[np.integer]:
-    """The integers in an .npy file. Its claims are compared with its length before memory is taken. Raises BadRoutes."""
+    """Read the integers of a base64 .npy file. Its header is checked against its length before memory is allocated. Raises BadRoutes."""
     try:
         file = io.BytesIO(base64.b64decode(text, validate=True))
         if np.lib.format.read_magic(file) != (1, 0):
@@ -216,7 +216,7 @@ def _array(text: str) -> NDArray[np.integer]:
             raise ValueError(f"{len(data)} bytes for {shape} of {dtype}")
         return np.frombuffer(data, dtype).reshape(shape)
     except _BAD_HEADER as error:
-        raise BadRoutes(f"what the vLLM server says of experts is not understood: {error}", reason="corrupt") from error
+        raise BadRoutes(f"the vLLM server's routed_experts are not understood: {error}", reason="corrupt") from error
 
 
 def _read(kind: type[M], body: bytes) -> M:
@@ -228,7 +228,7 @@ def _read(kind: type[M], body: bytes) -> M:
         raise Unavailable(f"the vLLM server's answer is not understood: {where}: {first['msg']}") from error
 
 
-# ---------------------------------------------------------------- answers
+# ---------------------------------------------------------------- token events -> chunks
 
 
 _LOG = logging.getLogger(__name__)
@@ -238,11 +238,11 @@ class _Sample:
     def __init__(self, text: TextStream) -> None:
         self.text = text
         self.ids: list[int] = []
-        self.runs: list[tuple[str, int]] = []  # (hash, first token) of each run of tokens of one version
+        self.runs: list[tuple[str, int]] = []  # (version hash, first token) of each run of tokens by one version
         self.ended = False
 
     def spans(self) -> list[tuple[str, int, int]]:
-        """(hash, first token, end) of each run."""
+        """Return (version hash, first token, end) of each run."""
         ends = [start for _, start in self.runs[1:]] + [len(self.ids)]
         return [(hash, start, end) for (hash, start), end in zip(self.runs, ends, strict=True)]
 
@@ -250,8 +250,8 @@ class _Sample:
 class OpenAnswer:
     """The samples of one request. `take` processes the server's events; `end` ends the samples that the server did not finish.
 
-    A token's version is the one its slot held when it arrived; the server reports its own account only on a sample's last event. If the
-    two differ the sample ends with `Finish.ERROR`, because tokens of unknown origin must not be trained on.
+    A token's version is the one that its slot held when the token arrived. The server reports its own attribution only with a sample's
+    last event. If the two differ, the sample ends with `Finish.ERROR`, because tokens of unknown origin must not be trained on.
     """
 
     def __init__(
@@ -262,11 +262,11 @@ class OpenAnswer:
 
     @property
     def missing(self) -> int:
-        """Samples that have not ended."""
+        """The number of samples that have not ended."""
         return sum(not sample.ended for sample in self._samples)
 
     def take(self, choice: WireChoice, policy: PolicyVersion) -> Chunk | None:
-        """The chunk for new tokens, made by `policy`. None if they arrive after their sample's end."""
+        """Return the chunk for new tokens, made by `policy`; None if they arrive after their sample's end."""
         if choice.index >= len(self._samples) or self._samples[choice.index].ended:
             return None
         sample = self._samples[choice.index]
@@ -285,7 +285,7 @@ class OpenAnswer:
         if finish is None and choice.finish_reason is not None:
             finish = {"stop": Finish.STOP, "length": Finish.LENGTH}.get(choice.finish_reason, Finish.ERROR)
             text += sample.text.flush()
-        if finish is not None and not self._as_told(sample, choice):
+        if finish is not None and not self._matches_server(sample, choice):
             finish = Finish.ERROR
         sample.ended = finish is not None
         return Chunk(
@@ -301,15 +301,15 @@ class OpenAnswer:
         )
 
     def constrained(self, chunk: Chunk) -> Sequence[int] | None:
-        """The tokens of the sample that this chunk ends, if it claims to be a whole answer that follows the request's grammar."""
+        """Return the ids of the sample that this chunk ends, if it should be a complete answer under the request's grammar, else None."""
         if not self._request.sampling.grammar or chunk.finish is not Finish.STOP:
             return None
         sample = self._samples[chunk.index]
         return None if sample.text.stopped else sample.ids  # a stop string may cut an answer anywhere
 
     def end(self, finish: Finish, policy: PolicyVersion) -> list[Chunk]:
-        """The last chunks of all samples that have not ended. At a deadline, a sample that saw a swap ends with `Finish.ERROR`, because the
-        server's account of which version made which token has not arrived, and will not.
+        """End all samples that have not ended; return their final chunks. At a deadline, a sample that saw a swap ends with `Finish.ERROR`,
+        because the server's attribution of tokens to versions will never arrive.
         """
         chunks: list[Chunk] = []
         for index, sample in enumerate(self._samples):
@@ -325,36 +325,36 @@ class OpenAnswer:
             )
         return chunks
 
-    def _as_told(self, sample: _Sample, choice: WireChoice) -> bool:
-        """Whether the server's account of the versions matches ours. If we see the end before the server does, there is no account yet, and
-        only a sample that saw no swap is accepted.
+    def _matches_server(self, sample: _Sample, choice: WireChoice) -> bool:
+        """Return whether the server attributes the tokens to the same versions as we do. If we end the sample before the server does, there
+        is no report yet, and only a sample that saw no swap is accepted.
         """
-        if choice.finish_reason is None:  # we saw the end before the server
+        if choice.finish_reason is None:  # we ended it before the server did
             return len(sample.runs) <= 1
-        told = [
+        reported = [
             (span.version, span.start, min(span.end, len(sample.ids)))
             for span in choice.weight_versions or ()
             if span.start < min(span.end, len(sample.ids))
         ]
-        if told != sample.spans():
+        if reported != sample.spans():
             _LOG.error(
-                "request %s: its tokens were made by %s, says the server, and not by %s; the answer ends as an error",
+                "request %s: the server says that its tokens were made by %s, not by %s; the answer ends as an error",
                 self._request.id,
-                told or "versions that it does not name",
+                reported or "versions that it does not name",
                 sample.spans(),
             )
-        return told == sample.spans()
+        return reported == sample.spans()
 
 
 # ---------------------------------------------------------------- a server
 
 
 _PATH = "/inference/v1/generate"
-_MODE = "processed_logprobs"
-_LOOK_S = 1.0
+_LOGPROBS_MODE = "processed_logprobs"
+_RETRY_S = 1.0
 _GRACE_S = 60.0
-_LINE, _LINE_WITH_ROUTES = 1 << 20, 1 << 27  # half of the longest event: 100,000 tokens' routes may take 85 MB
-_START = (
+_LINE, _LINE_WITH_ROUTES = 1 << 20, 1 << 27  # bytes, half of the longest event: 100,000 tokens' routes may take 85 MB
+_START_HINT = (
     "start it with VLLM_SERVER_DEV_MODE=1, --enable-scale-out, --logprobs-mode processed_logprobs and what "
     "`ostinato weights drive-vllm --help` says of weights; for JSON schemas and demanded calls also with "
     "--structured-outputs-config.backend guidance"
@@ -362,7 +362,7 @@ _START = (
 
 
 class Paused(Protocol):
-    """The result of a change of weights."""
+    """The result of a weight swap."""
 
     @property
     def pause_s(self) -> float:
@@ -371,42 +371,42 @@ class Paused(Protocol):
 
 
 class WeightDriver(Protocol):
-    """Brings versions of the weights to one server: `weights.follow.drive.VllmFollower`."""
+    """Stages and loads versions of the weights on one server; implemented by `weights.follow.drive.VllmFollower`."""
 
     async def __aenter__(self) -> Self: ...
     async def __aexit__(self, *_: object) -> None: ...
 
     async def served(self) -> str:
-        """The hash of the version that the server reports to serve."""
+        """Return the hash of the version that the server reports to serve."""
         ...
 
     async def stage(self, policy: PolicyVersion) -> object:
-        """Have the server fetch and verify a version while it goes on serving. Raises Corrupt, Unavailable."""
+        """Have the server fetch and verify a version while it keeps serving. Raises Corrupt, Unavailable."""
         ...
 
     async def has_staged(self, policy: PolicyVersion) -> bool:
-        """Whether the server still has the version that it staged: it may have been restarted since. Raises Unavailable."""
+        """Return whether the server still has the staged version; it may have been restarted since. Raises Unavailable."""
         ...
 
     async def swap(self, policy: PolicyVersion, loaded: Callable[[], object]) -> Paused:
-        """Load a version; calls `loaded` when the weights are in and the server has not resumed yet."""
+        """Load a version. Calls `loaded` when the weights are in place, before the server resumes."""
         ...
 
 
 class ServerClient:
-    """A client of one server. `driver` brings it weights. `experts`: of each layer of the model; 0 for a dense one.
+    """An HTTP client of one server. `driver` loads weights onto it. `experts`: the model's experts per layer, 0 for a dense model.
 
-    `follows_grammars`: it was started so that it reads our grammars. `told`: its version, and what it says of itself. Both are known once
-    `context` has returned.
+    `follows_grammars`: its options let it follow our grammars. `reported`: its vLLM version and its report about itself. Both are set by
+    `context`.
     """
 
     def __init__(self, url: str, driver: WeightDriver, *, silence_s: float, experts: int = 0) -> None:
         self.url, self.driver, self._experts = url.rstrip("/"), driver, experts
         self.follows_grammars = False
-        self.told: tuple[str, VllmServerInfo] | None = None
+        self.reported: tuple[str, VllmServerInfo] | None = None
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=silence_s),
-            # the server has limits of its own, and a connection that it closes as a request arrives would look like its failure
+            # no limit, because the server has its own; no keep-alive, because a closing idle connection would look like a failed server
             connector=aiohttp.TCPConnector(limit=0, force_close=True),
             read_bufsize=_LINE_WITH_ROUTES if experts else _LINE,
         )
@@ -416,8 +416,9 @@ class ServerClient:
         await self._session.close()
 
     async def context(self, within_s: float) -> int:
-        """The context length (prompt and answer together, in tokens). Waits for the server to answer. Raises Unavailable if it does not
-        within `within_s`, BadConfig if it was started with wrong options.
+        """Wait for the server, check its options, and return its context length (prompt and answer together, in tokens).
+
+        Raises Unavailable if it does not answer within `within_s`, BadConfig if it was started with wrong options.
         """
         ends = asyncio.get_running_loop().time() + within_s
         while True:
@@ -427,12 +428,12 @@ class ServerClient:
             except Unavailable:
                 if asyncio.get_running_loop().time() >= ends:
                     raise
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(_RETRY_S)
         about = _read(VllmServerInfo, await self._ask("/server_info?config_format=json"))
         version, settings = _read(_Version, await self._ask("/version")).version, about.vllm_config
-        if (mode := settings.model_config_.logprobs_mode) != _MODE:
-            raise BadConfig(f"{self.url} reports {mode}, which leave the temperature out: {_START}")
-        if settings.dies_of_seeds:
+        if (mode := settings.model_config_.logprobs_mode) != _LOGPROBS_MODE:
+            raise BadConfig(f"{self.url} reports {mode}, which leave the temperature out: {_START_HINT}")
+        if settings.crashes_on_seeds:
             raise BadConfig(
                 f"{self.url} runs on a CPU with chunked prefill, where one long prompt with a seed ends it; start it with "
                 f"--no-enable-chunked-prefill --max-num-batched-tokens {context} (its context)"
@@ -443,9 +444,9 @@ class ServerClient:
                 "--enable-return-routed-experts, or set train.router_replay = false",
                 self.url,
             )
-        # xgrammar, which "auto" prefers, accepts our grammars but ignores parts of them
+        # xgrammar, the preference of "auto", accepts our grammars but ignores parts of them
         self.follows_grammars = settings.structured_outputs_config.backend == "guidance"
-        self.told = version, about
+        self.reported = version, about
         return context
 
     async def check_health(self) -> None:
@@ -453,7 +454,7 @@ class ServerClient:
         await self._ask("/health")
 
     async def tokens(self, body: Mapping[str, Any]) -> AsyncGenerator[WireChoice, None]:
-        """New tokens as they are sampled; closing the generator frees the request. Raises BadRequest, Unavailable."""
+        """Yield new tokens as they are sampled; closing the generator aborts the request. Raises BadRequest, Unavailable."""
         try:
             async with self._session.post(self.url + _PATH, json=dict(body) | {"stream": True}) as reply:
                 await self._check(reply)
@@ -461,13 +462,13 @@ class ServerClient:
                     for choice in read_event(line):
                         await self._keep_routes(choice)
                         yield choice
-        except BadRequest:  # also a ValueError, but the caller's fault
+        except BadRequest:  # is a ValueError too, but the caller's fault
             raise
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise self._lost(error) from error
 
     async def _keep_routes(self, choice: WireChoice) -> None:
-        """Read the choice's routes in a thread, if there are any: those of a long answer take a while. Invalid ones are not kept."""
+        """Decode the choice's routes, if any, in a thread, because those of a long answer take a while. Invalid routes are dropped."""
         if not self._experts or choice.routed_experts is None:
             return
         try:
@@ -476,7 +477,7 @@ class ServerClient:
             _LOG.error("%s: the routes of an answer are not kept: %s", self.url, error)
 
     async def scores(self, ids: Sequence[int], start: int, salt: str) -> list[float]:
-        """Log-probabilities of ids[start:] at temperature 1. Raises Unavailable."""
+        """Return the log-probabilities of ids[start:] at temperature 1. Raises Unavailable."""
         sampling = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
         body = {"token_ids": list(ids), "sampling_params": sampling, "cache_salt": salt}
         return read_scores(await self._ask(_PATH, body), list(ids), start)
@@ -495,7 +496,7 @@ class ServerClient:
             return
         said = " ".join((await reply.text()).split())[:500]
         if reply.status == 404:
-            raise BadConfig(f"{self.url} has no {reply.url.path}: {_START}")
+            raise BadConfig(f"{self.url} has no {reply.url.path}: {_START_HINT}")
         if reply.status == 400:
             raise BadRequest(f"The vLLM server refuses the request: {said}")
         raise Unavailable(f"{self.url}{reply.url.path} answers {reply.status}: {said}")
@@ -505,8 +506,9 @@ class ServerClient:
 
 
 async def contexts_of(servers: Sequence[ServerClient], within_s: float) -> list[int]:
-    """The contexts of the servers that answer within `within_s`, and at the latest `_GRACE_S` after the first one; `told` is None for the
-    others. Raises Unavailable if none does, BadConfig if one was started with wrong options.
+    """Return the context lengths of the servers that answer within `within_s`, and within `_GRACE_S` of the first one.
+
+    `reported` stays None for the others. Raises Unavailable if no server answers, BadConfig if one was started with wrong options.
     """
     asked = [asyncio.ensure_future(server.context(within_s)) for server in servers]
     try:
@@ -519,15 +521,15 @@ async def contexts_of(servers: Sequence[ServerClient], within_s: float) -> list[
         for each in asked:
             each.cancel()
         results = await asyncio.gather(*asked, return_exceptions=True)
-    found = list[int]()
+    contexts = list[int]()
     for server, result in zip(servers, results, strict=True):
         if isinstance(result, int):
-            found.append(result)
+            contexts.append(result)
             continue
-        server.told = None
+        server.reported = None
         if not isinstance(result, (Unavailable, asyncio.CancelledError)):
             raise result
         _LOG.error("%s does not answer yet; the others are used without it", server.url)
-    if not found:
+    if not contexts:
         raise next(each for each in results if isinstance(each, Unavailable))
-    return found
+    return contexts

@@ -1,8 +1,8 @@
 # pyright: basic, reportCallIssue=false
-"""The scalar operations of the kernels: fused multiply-add, exp, log, sine and cosine, and bf16 as the upper half of a float.
+"""Scalar operations of the kernels: fused multiply-add, exp, log, sine, cosine, and conversion of bf16.
 
-Every operation is IEEE 754, in single precision but for log, sine and cosine, and nothing is compiled with fast-math, so LLVM may
-vectorise but not reorder: the result is the same at every vector width, in every loop shape, and in `numpy` written out by hand.
+Every operation is IEEE 754, in single precision except log, sine and cosine. Nothing is compiled with fast-math, so LLVM may vectorise but
+not reorder: the result is the same at every vector width, in every loop shape, and in hand-written numpy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 inlined = njit(forceinline=True, nogil=True, error_model="numpy")
-"""For functions that kernels call: LLVM inlines them. Numba's `inline="always"` compiles up to twice as long for kernels no faster."""
+"""Decorates functions that LLVM inlines into kernels. Numba's `inline="always"` compiles up to twice as long, for kernels no faster."""
 
 LOG2E = np.float32(1.44269504088896341)
 LN2_HIGH = np.float32(0.693359375)  # short enough that n * LN2_HIGH is exact for |n| < 2^15
@@ -30,7 +30,7 @@ _C7, _C6, _C5, _C4, _C3, _C2, _C1, _C0 = INVERSE_FACTORIALS
 
 
 def operation(generate: Callable[..., Any], result: Any, *given: Any) -> Any:
-    """A function for kernels that gives a `result` of values of the types `given`: `generate(builder, *values)` writes it."""
+    """Return an intrinsic from arguments of the types `given` to a `result` of that type; `generate(builder, *values)` emits its code."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         del signature
@@ -41,7 +41,7 @@ def operation(generate: Callable[..., Any], result: Any, *given: Any) -> Any:
         del typingctx, values
         return result(*given), code
 
-    # numba asks how many values there are
+    # numba reads the number of arguments from the signature
     names = ("typingctx", *"abcde"[: len(given)])
     signature = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names])
     cast("Any", definition).__signature__ = signature
@@ -58,7 +58,7 @@ bits_of = operation(lambda builder, value: builder.bitcast(value, ir.IntType(32)
 
 @inlined
 def exp(x):
-    """Exp of x <= 0 to about 1 ulp: Cody-Waite reduction and a Taylor polynomial of degree 7; 0 below -87, NaN for NaN."""
+    """Return exp x for x <= 0 to about 1 ulp: Cody-Waite reduction and a Taylor polynomial of degree 7; 0 below -87, NaN for NaN."""
     shifted = fma(x, LOG2E, ROUND)
     n = shifted - ROUND
     r = fma(n, -LN2_LOW, fma(n, -LN2_HIGH, x))
@@ -75,7 +75,7 @@ def exp(x):
 
 @intrinsic
 def load(typingctx: Any, x: Any) -> Any:
-    """A stored number as float32: float32 itself, or bf16 held as uint16."""
+    """Convert a stored number to float32: float32 itself, or bf16 stored as uint16."""
     del typingctx
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -90,7 +90,7 @@ def load(typingctx: Any, x: Any) -> Any:
 
 @intrinsic
 def store(typingctx: Any, like: Any, x: Any) -> Any:
-    """A float32 in the number format of `like`: float32, or bf16 in uint16, rounded to nearest, ties to even; a NaN stays a NaN."""
+    """Convert a float32 to the format of `like`: float32, or bf16 as uint16, rounded to nearest, ties to even; a NaN stays a NaN."""
     del typingctx, x
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -109,7 +109,7 @@ def store(typingctx: Any, like: Any, x: Any) -> Any:
     return like(like, types.float32), generate
 
 
-# ---------------------------------------------------------------- in double precision, after FreeBSD's msun (fdlibm)
+# ---------------------------------------------------------------- double precision, after FreeBSD's msun (fdlibm)
 
 _LN2_HIGH64, _LN2_LOW64 = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 _LG1, _LG2, _LG3, _LG4 = (
@@ -132,7 +132,7 @@ _C4_64, _C5_64, _C6_64 = -2.75573143513906633035e-07, 2.08757232129817482790e-09
 
 @njit(nogil=True, cache=True)
 def log64(x):
-    """The natural logarithm of a positive normal float64, to less than 1 ulp; -inf for 0, inf and NaN as they are."""
+    """Return the natural logarithm of a positive normal float64, to less than 1 ulp; -inf for 0; inf and NaN unchanged."""
     if not x < np.inf:
         return x
     if x <= 0.0:
@@ -152,7 +152,7 @@ def log64(x):
 
 @njit(nogil=True, cache=True)
 def exp64(x):
-    """Exp of a float64 between -700 and 700, to about 1 ulp."""
+    """Return exp(x) for a float64 between -700 and 700, to about 1 ulp."""
     n = np.rint(x * (1.0 / (_LN2_HIGH64 + _LN2_LOW64)))
     high, low = x - n * _LN2_HIGH64, n * _LN2_LOW64
     r = high - low
@@ -163,7 +163,7 @@ def exp64(x):
 
 @njit(nogil=True, cache=True)
 def cos_and_sin(x):
-    """Cosine and sine of a float64 below 2^20 in size, to less than 1 ulp; both NaN for infinities and NaN."""
+    """Return the cosine and sine of a float64 of magnitude below 2^20, to less than 1 ulp; both NaN for infinities and NaN."""
     if not abs(x) < np.inf:
         return np.nan, np.nan
     n = np.rint(x * _TWO_OVER_PI)

@@ -1,14 +1,14 @@
 # pyright: basic, reportCallIssue=false
-"""Causal attention over keys and values in blocks, for one query or many, in one fixed order of operations.
+"""Causal attention over keys and values in blocks, for one query or many, in a fixed order of operations.
 
 For the query of one head at position p, with fp32 arithmetic throughout:
 
-1. score_j = q_0 k_j0 + q_1 k_j1 + ... , fused multiply-adds with d ascending from 0; q was multiplied by the scale first.
+1. score_j = q_0 k_j0 + q_1 k_j1 + ... , fused multiply-adds with d ascending from 0; q is multiplied by the scale first.
 2. m = the exact maximum over the visible positions j; w_j = exp(score_j - m), 0 where invisible.
-3. The sum of the w_j in 16 lanes, lane = j mod 16, each ascending; the lanes are folded 8, 4, 2, 1.
+3. The w_j are summed in 16 lanes, lane = j mod 16, each ascending; the lanes are folded 8, 4, 2, 1.
 4. out_d = w_0 v_0d + w_1 v_1d + ..., fused multiply-adds with j ascending; divided by the sum once, rounded to the dtype once.
 
-Nothing depends on the rest of the batch, on how a prompt was cut, where a block lies, or how far the cache extends.
+Nothing depends on the rest of the batch, on how a prompt was chunked, on a block's place in the cache, or on the cache's size.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from ostinato.model.kernels.vector import (
 )
 
 LANES = WIDE
-ROWS = 4  # rows that share a loaded vector
-QUERIES = 8  # queries of one sequence that share a pass over its keys
+ROWS = 4  # rows that share each loaded vector
+QUERIES = 8  # the most queries that share a pass over the keys
 _OFF = np.float32(-np.inf)
 
 
@@ -63,10 +63,10 @@ def _softmax(scores_RT, r, first, seen, end) -> Any:
 
 @inlined
 def accumulate(a_RI, b_IX, c_RX, rows, inner, width, ahead):
-    """c[r, x] += a[r, 0] b[0, x] + a[r, 1] b[1, x] + ..., one fma at a time; rows in fours (the last of them may be unused).
+    """Compute c[r, x] += a[r, 0] b[0, x] + a[r, 1] b[1, x] + ..., one fma at a time, four rows at once (the last ones may be unused).
 
-    `ahead` is prefetched on the way, as much of it as b holds; it may hold less, because a prefetch never faults. The caller's
-    `width` is a constant, and so is `inner` unless it counts rows.
+    Prefetches `ahead` meanwhile, as many numbers as b has; it may be shorter, because a prefetch never faults. Callers pass `width` as a
+    constant, and `inner` too unless it counts rows.
     """
     even = width // (2 * WIDE) * (2 * WIDE)
     for r in range(0, rows, ROWS):
@@ -120,7 +120,7 @@ def accumulate(a_RI, b_IX, c_RX, rows, inner, width, ahead):
 
 @njit(nogil=True, cache=True)
 def write(k_NKD, v_NKD, tokens, blocks, offsets, keys, values):
-    """Put the keys and values of `tokens` into their blocks."""
+    """Write the keys and values of `tokens` to their blocks."""
     kv, dim = k_NKD.shape[1], k_NKD.shape[2]
     for i in range(len(tokens)):
         n, b, j = tokens[i], blocks[i], offsets[i]
@@ -131,8 +131,8 @@ def write(k_NKD, v_NKD, tokens, blocks, offsets, keys, values):
 
 
 @inlined
-def _take(q_NHD, at, count, first_head, share, pitch, scale, q_RD):
-    """Fill rows i * pitch + g of q_RD with the scaled queries of the heads that read one key head."""
+def _load_queries(q_NHD, at, count, first_head, share, pitch, scale, q_RD):
+    """Fill rows i * pitch + g of q_RD with the scaled queries of the heads that share one key head."""
     for i in range(count):
         for g in range(share):
             for d in range(q_RD.shape[1]):
@@ -140,8 +140,8 @@ def _take(q_NHD, at, count, first_head, share, pitch, scale, q_RD):
 
 
 @inlined
-def _give(out_RD, sums_R, at, count, first_head, share, pitch, out_NHD):
-    """Write the outputs, divided once and rounded once."""
+def _write_outputs(out_RD, sums_R, at, count, first_head, share, pitch, out_NHD):
+    """Write the outputs, divided by their sums once and rounded once."""
     for i in range(count):
         for g in range(share):
             for d in range(out_RD.shape[1]):
@@ -150,8 +150,8 @@ def _give(out_RD, sums_R, at, count, first_head, share, pitch, out_NHD):
 
 
 @inlined
-def room(dim, block, share, longest):
-    """The buffers of `attend_head`, one set for each thread: queries, outputs, scores, sums."""
+def attention_buffers(dim, block, share, longest):
+    """Allocate a thread's buffers for `attend_head`: queries, outputs, scores, sums."""
     height = QUERIES * _apart(share)
     q, out = np.zeros((height, dim), np.float32), np.zeros((height, dim), np.float32)
     return q, out, np.zeros((height, longest), np.float32), np.zeros(height, np.float32)
@@ -159,7 +159,7 @@ def room(dim, block, share, longest):
 
 @inlined
 def _apart(share):
-    """The number of rows for a query that also reads blocks of its own."""
+    """Return the number of rows of a query that also reads blocks of its own: its heads, in whole groups of `ROWS`."""
     return (share + ROWS - 1) // ROWS * ROWS
 
 
@@ -167,8 +167,10 @@ def _apart(share):
 def attend_head(
     dim, block, share, q_NHD, keys, values, tile_3, after, head, where, scale, window, out_NHD, lse_NH, place
 ):
-    """Compute one tile's queries of the heads that read key head `head`. `where` is (positions_N, where_N, table), `after` the next
-    tile's first query, `place` a `room`; the first three arguments are constants of the caller. See `attention`.
+    """Compute one tile's attention for the query heads that share key head `head`; see `attention`.
+
+    `where` is (positions_N, where_N, table), `after` the next tile's first query, `place` the `attention_buffers`. The first three
+    arguments are constants of the caller.
     """
     at, count, common = tile_3
     positions_N, where_N, table = where
@@ -179,13 +181,13 @@ def attend_head(
     stop = highest // block + 1
     pitch = share if common == stop else apart
     used = (count * pitch + ROWS - 1) // ROWS * ROWS
-    _take(q_NHD, at, count, head * share, share, pitch, scale, q)
+    _load_queries(q_NHD, at, count, head * share, share, pitch, scale, q)
     scores[:used, start * block : stop * block] = np.float32(0.0)
     out[:used] = np.float32(0.0)
-    for i in range(-1, count):  # -1: the blocks that all queries share; then each query's own
+    for i in range(-1, count):  # first (-1) the blocks that all queries share, then each query's own
         query, row, rows = at + max(i, 0), max(i, 0) * pitch, used if i < 0 else apart
         first, end = (start, common) if i < 0 else (max(start, common), max(common, positions_N[query] // block + 1))
-        for b in range(first, end):  # the values are prefetched while the keys are used
+        for b in range(first, end):  # prefetches the values while it uses the keys
             held, part = table[where_N[query] + b], scores[row:, b * block : (b + 1) * block]
             accumulate(q[row:], keys[held, head], part, rows, dim, block, values[held, head])
         if i >= 0:
@@ -199,14 +201,14 @@ def attend_head(
         first, end = (start, common) if i < 0 else (max(start, common), positions_N[query] // block + 1)
         for b in range(first, end):
             held, part = table[where_N[query] + b], scores[row:, b * block : (b + 1) * block]
-            coming = _coming(keys, table, where_N, positions_N, held, head, after, b, block)
+            coming = _next_keys(keys, table, where_N, positions_N, held, head, after, b, block)
             accumulate(part, values[held, head], out[row:], rows, block, dim, coming)
-    _give(out, sums, at, count, head * share, share, pitch, out_NHD)
+    _write_outputs(out, sums, at, count, head * share, share, pitch, out_NHD)
 
 
 @inlined
-def _coming(keys, table, where_N, positions_N, held, head, after, b, block):
-    """The keys that will be read soon after these values: the next head's, then the next tile's."""
+def _next_keys(keys, table, where_N, positions_N, held, head, after, b, block):
+    """Return the keys that will be read soon, for prefetching: the next head's, or after the last head the next tile's."""
     if head + 1 < keys.shape[1]:
         return keys[held, head + 1]
     return keys[table[where_N[after] + min(b, positions_N[after] // block)], 0]
@@ -214,21 +216,21 @@ def _coming(keys, table, where_N, positions_N, held, head, after, b, block):
 
 @lru_cache
 def attention(dim, block, share):
-    """The kernel for one head size, block size (multiple of 16) and number of query heads per key head.
+    """Return the kernel for one head size, block size (multiple of 16) and number of query heads per key head.
 
     ``attend(q_NHD, keys, values, tiles_T3, positions_N, where_N, table, first, last, scale, window, out_NHD, lse_NH, longest)``
     computes tiles_T3[first:last]. `keys` [blocks, KV, D, block] and `values` [blocks, KV, block, D] are float32, or bf16 in uint16.
     Query n is at positions_N[n] and its blocks begin at table[where_N[n]]. A tile is (first query, number of queries, number of leading
-    blocks they share). `lse_NH` gets log(sum of exp(score)) for the backward pass. `longest`, a multiple of `block`, bounds every
-    position + 1.
+    blocks that they share). `lse_NH` receives log(sum of exp(score)) for the backward pass. `longest`, a multiple of `block`, is an upper
+    bound of all positions + 1.
     """
-    # only numbers may be captured: numba names a cached kernel by what it captures, and a function has a new name in each process
+    # the closure may only capture numbers: they are part of the cached kernel's name, and a function's name differs in each process
 
     @njit(nogil=True, cache=True, error_model="numpy")
     def attend(
         q_NHD, keys, values, tiles_T3, positions_N, where_N, table, first, last, scale, window, out_NHD, lse_NH, longest
     ):
-        place, where = room(dim, block, share, longest), (positions_N, where_N, table)
+        place, where = attention_buffers(dim, block, share, longest), (positions_N, where_N, table)
         for tile in range(first, last):
             after = tiles_T3[min(tile + 1, last - 1), 0]
             tile_3 = (tiles_T3[tile, 0], tiles_T3[tile, 1], tiles_T3[tile, 2])

@@ -1,9 +1,9 @@
 # pyright: basic, reportPrivateUsage=false, reportIncompatibleMethodOverride=false
-"""The cache of compiled kernels: kept once per user and version of the kernels, for every clone, environment and wheel.
+"""The cache of compiled kernels, shared per user by all clones, environments and wheels with the same kernels.
 
-Numba's own cache lies beside the sources, so that every copy of them compiles again. This one lies in the user's cache directory, under
-a hash of all kernel sources of a folder and of the compilers' versions; numba's index adds the kind of CPU and the types of the
-arguments. What lies there is pickled code: a directory that is not this user's alone is not used. NUMBA_CACHE_DIR still wins.
+Numba's own cache is beside the sources, so every copy of them compiles again. This one is in the user's cache directory, under a hash of
+all kernel sources of a folder and of the compilers' versions; numba's index adds the kind of CPU and the types of the arguments. It holds
+pickled code, so a directory that is not private to this user is not used. NUMBA_CACHE_DIR takes precedence.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from ostinato.core.places import cache_directory, private_directory
 logger = logging.getLogger(__name__)
 
 KEPT = 8
-"""How many versions of the kernels a user keeps; beyond that the one that was used longest ago is removed."""
+"""The number of kernel versions kept per user; beyond it, the least recently used one is removed."""
 _PACKAGE = Path(__file__).parents[2]
-# of numba: they change the code
+# numba's settings that change the generated code
 _SWITCHES = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT")
-_PATIENCE_S = 300.0  # how long another process may compile one kernel; then this one does, too
+_MAX_WAIT_S = 300.0  # longest wait for another process that compiles the same kernel
 _NOTICE = "compiling kernels, once for this user and version: about a minute"
-_NOWHERE = (
+_NOT_CACHED_NOTICE = (
     "compiling kernels, for this process alone (no cache directory can be written; set XDG_CACHE_HOME): about a minute"
 )
 
 
 class _Notice:
-    """Says once per process that kernels are compiled, to the log or, inside `announced`, to a listener."""
+    """Reports once per process that kernels are being compiled: to the log, or inside `announced` to a listener."""
 
     def __init__(self) -> None:
-        self._lock, self._said = threading.Lock(), False
+        self._lock, self._given = threading.Lock(), False
         self.say: Callable[[str], None] = logger.info
 
     def give(self, line: str) -> None:
         with self._lock:
-            said, self._said = self._said, True
-        if not said:
+            given, self._given = self._given, True
+        if not given:
             self.say(line)
 
 
@@ -62,7 +62,7 @@ _notice = _Notice()
 
 @contextlib.contextmanager
 def announced(say: Callable[[str], None]) -> Generator[None]:
-    """Inside the block, `say` gets one line before the first kernel of this process is compiled; none if all are in the cache."""
+    """Inside the context, call `say` with one line before this process compiles its first kernel; never if all are in the cache."""
     before, _notice.say = _notice.say, say
     try:
         yield
@@ -71,19 +71,19 @@ def announced(say: Callable[[str], None]) -> Generator[None]:
 
 
 def digest(folder: Path) -> str:
-    """A hash of all kernels of a folder: its sources, numba, llvmlite, and the switches of numba that change the code."""
-    found = hashlib.sha256(f"numba {numba.__version__} llvmlite {llvmlite.__version__}".encode())
-    found.update(repr([getattr(config, switch, None) for switch in _SWITCHES]).encode())
+    """Return a hash of all kernels of a folder: its sources, numba, llvmlite, and numba's settings that change the generated code."""
+    hashed = hashlib.sha256(f"numba {numba.__version__} llvmlite {llvmlite.__version__}".encode())
+    hashed.update(repr([getattr(config, switch, None) for switch in _SWITCHES]).encode())
     for source in sorted(folder.glob("*.py")):
         content = source.read_bytes()
-        found.update(f"\n{source.name} {len(content)}\n".encode())
-        found.update(content)
-    return found.hexdigest()[:32]
+        hashed.update(f"\n{source.name} {len(content)}\n".encode())
+        hashed.update(content)
+    return hashed.hexdigest()[:32]
 
 
 @cache
 def directory(folder: Path) -> Path | None:
-    """Where this process keeps the compiled kernels of a folder, or None. Removes versions that were not used for long."""
+    """Return the cache directory for the compiled kernels of a folder, or None. Removes the least recently used versions."""
     try:
         base = cache_directory()
     except BadConfig:
@@ -95,14 +95,14 @@ def directory(folder: Path) -> Path | None:
     if not private_directory(place):
         return None
     with contextlib.suppress(OSError):
-        os.utime(place)  # used now
+        os.utime(place)  # marks it as recently used
     if new:
         _remove_old(place)
     return place
 
 
 def _remove_old(new: Path) -> None:
-    with contextlib.suppress(OSError):  # another process removes them, too
+    with contextlib.suppress(OSError):  # another process may remove them at the same time
         others = [place for place in new.parent.iterdir() if place != new]
         others.sort(key=lambda place: place.stat().st_mtime, reverse=True)
         for place in others[KEPT - 1 :]:
@@ -110,7 +110,7 @@ def _remove_old(new: Path) -> None:
 
 
 class KernelLocator(caching._CacheLocator):
-    """Tells numba where the compiled form of one of our kernels lies."""
+    """Tells numba where the compiled form of one of our kernels is cached."""
 
     def __init__(self, py_func: Any, folder: Path) -> None:
         self._line = py_func.__code__.co_firstlineno
@@ -118,7 +118,7 @@ class KernelLocator(caching._CacheLocator):
 
     @classmethod
     def from_function(cls, py_func: Any, py_file: str) -> KernelLocator | None:
-        """A locator for a function of Ostinato, None for any other function or with NUMBA_CACHE_DIR."""
+        """Return a locator for one of our functions; None for any other function, or with NUMBA_CACHE_DIR."""
         source = Path(py_file)
         named = getattr(config, "CACHE_DIR", "")
         if named or _PACKAGE not in source.parents or not source.exists():
@@ -126,77 +126,77 @@ class KernelLocator(caching._CacheLocator):
         return cls(py_func, source.parent)
 
     def ensure_cache_path(self) -> None:
-        """Nothing: the directory was made when it was looked up, and a cache that cannot be written is no error."""
+        """Do nothing: `directory` has created it, and a cache that cannot be written is no error."""
 
     def get_cache_path(self) -> str:
-        """The directory; the null device, in which no file can be, if there is none."""
+        """Return the directory; if there is none, the null device, in which no file can exist."""
         return os.devnull if self._path is None else str(self._path)
 
     def get_source_stamp(self) -> str:
-        """The same for all: the sources are in the directory's name."""
+        """Return a constant: the directory's name already depends on the sources."""
         return "ostinato"
 
     def get_disambiguator(self) -> str:
-        """The line of the function."""
+        """Return the line of the function."""
         return str(self._line)
 
 
 class KernelCacheFile(caching.IndexDataCacheFile):
-    """Numba's file of the compiled forms of a function, for several processes at once. A damaged or unwritable one costs time, no more."""
+    """Numba's cache file of a function's compiled forms, for concurrent processes. A damaged or unwritable file only costs time."""
 
-    _turn: int | None = None  # the file that is locked while this process compiles
+    _compile_lock: int | None = None  # the descriptor of the file that is locked while this process compiles
 
     def load(self, key: Any) -> Any:
-        """The compiled form, or None. One of our kernels that is missing is about to be compiled, which is announced.
+        """Load the compiled form; None if it must be compiled, which is announced for our kernels.
 
-        Processes that start together would all compile the same: one does, and the others wait for what it saves.
+        Of several processes that need the same kernel, one compiles it; the others wait here and load its result.
         """
         if not self._ours:
             return super().load(key)
-        if (found := self._found(key)) is not None:
-            return found
-        _notice.give(_NOWHERE if self._cache_path == os.devnull else _NOTICE)
-        self._take_turn()
-        if (found := self._found(key)) is not None:
-            self._end_turn()
-        return found
+        if (form := self._load_form(key)) is not None:
+            return form
+        _notice.give(_NOT_CACHED_NOTICE if self._cache_path == os.devnull else _NOTICE)
+        self._lock_compilation()
+        if (form := self._load_form(key)) is not None:
+            self._unlock_compilation()
+        return form
 
-    def _found(self, key: Any) -> Any:
+    def _load_form(self, key: Any) -> Any:
         with contextlib.suppress(Exception):  # a damaged file may raise anything
             return super().load(key)
         return None
 
-    def _take_turn(self) -> None:
-        """Wait until no other process compiles this kernel. A kernel needs others, but never in a circle, so nobody waits for ever."""
-        if self._turn is not None:
+    def _lock_compilation(self) -> None:
+        """Wait until no other process compiles this kernel. Kernels call each other without cycles, so there is no deadlock."""
+        if self._compile_lock is not None:
             return
         with contextlib.suppress(OSError):
-            turn = os.open(f"{self._index_path}.turn", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            end = time.monotonic() + _PATIENCE_S
+            lock = os.open(f"{self._index_path}.turn", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            end = time.monotonic() + _MAX_WAIT_S
             while time.monotonic() < end:
                 try:
-                    fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     time.sleep(0.05)
                 else:
-                    self._turn = turn
+                    self._compile_lock = lock
                     return
-            os.close(turn)
+            os.close(lock)
 
-    def _end_turn(self) -> None:
-        turn, self._turn = self._turn, None
-        if turn is not None:
+    def _unlock_compilation(self) -> None:
+        lock, self._compile_lock = self._compile_lock, None
+        if lock is not None:
             with contextlib.suppress(OSError):
-                fcntl.flock(turn, fcntl.LOCK_UN)  # a forked child may hold the file open, too
-            os.close(turn)
+                fcntl.flock(lock, fcntl.LOCK_UN)  # explicit, because a forked child may hold the file open
+            os.close(lock)
 
     def save(self, key: Any, data: Any) -> None:
-        """Save a compiled form. Numba numbers the forms of a function by an index that two processes could write at once."""
+        """Save a compiled form under a lock: numba numbers a function's forms in an index that two processes could write at once."""
         if not self._ours:
             super().save(key, data)
             return
         try:
-            with contextlib.suppress(OSError), self._alone():
+            with contextlib.suppress(OSError), self._locked():
                 try:
                     self._load_index()
                 except Exception:  # noqa: BLE001 (a damaged file may raise anything)
@@ -204,10 +204,10 @@ class KernelCacheFile(caching.IndexDataCacheFile):
                     self._save_index({})
                 super().save(key, data)
         finally:
-            self._end_turn()
+            self._unlock_compilation()
 
     def _forget_forms(self) -> None:
-        """Remove this function's compiled forms: a new index numbers from 1, and would name old ones."""
+        """Remove this function's compiled forms, because a new index counts from 1 and would refer to old ones."""
         stem = os.path.basename(self._index_path).removesuffix(".nbi")
         for form in Path(self._cache_path).glob(f"{glob.escape(stem)}.*.nbc"):
             form.unlink(missing_ok=True)
@@ -217,18 +217,18 @@ class KernelCacheFile(caching.IndexDataCacheFile):
         return self._source_stamp == "ostinato"
 
     @contextlib.contextmanager
-    def _alone(self) -> Generator[None]:
+    def _locked(self) -> Generator[None]:
         lock = os.open(os.path.join(self._cache_path, "lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
         finally:
-            fcntl.flock(lock, fcntl.LOCK_UN)  # a forked child may hold the file open, too
+            fcntl.flock(lock, fcntl.LOCK_UN)  # explicit, because a forked child may hold the file open
             os.close(lock)
 
 
 def install() -> None:
-    """Have numba keep the kernels here that are decorated from now on. Idempotent."""
+    """Make numba use this cache for all of our kernels that are decorated from now on. Idempotent."""
     locators: list[Any] = caching.CacheImpl._locator_classes
     if KernelLocator not in locators:
         locators.insert(0, KernelLocator)

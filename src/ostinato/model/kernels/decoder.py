@@ -1,9 +1,9 @@
 # pyright: basic, reportCallIssue=false
-"""All decoder layers of a model in one call, on any number of threads: x + attention(norm(x)), then x + mlp(norm(x)).
+"""Computes all decoder layers of a model in one call, on any number of threads: x + attention(norm(x)), then x + mlp(norm(x)).
 
-A layer has eleven phases, in each of which threads take pieces of work (`turns`). The operations of a piece, and their order, are stated
-in the modules of the kernels that it calls, and each number is rounded to bf16 where the library's layers round it, so the division of
-work changes no bit.
+A layer has eleven phases, and threads share the work of each (`thread_barrier`). The modules of the called kernels define the operations
+of a piece of work and their order, and each number is rounded to bf16 where the library's layers round it. So the division of work changes
+no bit.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from numba import njit
 from numba.np.numpy_support import carray
 
 from ostinato.model.kernels.arithmetic import inlined, load, store
-from ostinato.model.kernels.attention import attend_head, room
+from ostinato.model.kernels.attention import attend_head, attention_buffers
 from ostinato.model.kernels.elementwise import activation16
-from ostinato.model.kernels.int8_product import HEADER, INT8, INT8_BLOCK, int8_panel_products, levels_in_line
+from ostinato.model.kernels.int8_product import HEADER, INT8, INT8_BLOCK, int8_panel_products, prepare_levels
 from ostinato.model.kernels.norm import rms_norm, rotate
-from ostinato.model.kernels.product import BLOCK, CHUNK, lined_up, panel_sums
+from ostinato.model.kernels.product import BLOCK, CHUNK, panel_sums, prepare_rows
 from ostinato.model.kernels.quantize import to_levels
 from ostinato.model.kernels.thread_barrier import await_all, claim, finished
 from ostinato.model.kernels.vector import PANEL, WIDE, add16, load16, mul16, pointer, round16, store16
 
 PHASES = 11  # of a layer: norm, qkv, rotation, cache, attention, levels, out, norm, gate and up, levels, down
-ATTENTION = 4  # the phase that needs the cache
-_TOKENS = 4  # of a piece of work in phases other than products
-_MOST_ROWS, _LEAST_ROWS = 192, 48  # of a product's piece; multiples of the rows at once of every kernel
-_NEAR = 1 << 17  # numbers that stay in the second-level cache
-_HEADS = 16  # the most pieces that attention is divided into
+ATTENTION = 4  # the phase that reads the cache
+_TOKENS = 4  # per piece of work, in phases other than products
+_MOST_ROWS, _LEAST_ROWS = 192, 48  # of a product's piece; multiples of every kernel's number of rows at once
+_L2_NUMBERS = 1 << 17  # numbers that stay in the L2 cache
+_ATTENTION_PIECES = 16  # the most pieces into which attention is divided
 
 
 @inlined
@@ -39,20 +39,20 @@ def _parts(count, size):
 
 @inlined
 def filled_up(inputs):
-    """The number of inputs with which a panel is stored: the next multiple of a block."""
+    """Return the number of inputs with which a panel is stored: the next multiple of the block size."""
     return _parts(inputs, BLOCK) * BLOCK
 
 
 @inlined
 def _rows_of_piece(inputs):
-    """The rows of a product's piece: as many as stay in the second-level cache."""
-    return min(_MOST_ROWS, max(_LEAST_ROWS, _NEAR // inputs // 12 * 12))
+    """Return the number of rows of a product's piece: as many as stay in the L2 cache."""
+    return min(_MOST_ROWS, max(_LEAST_ROWS, _L2_NUMBERS // inputs // 12 * 12))
 
 
 @njit(nogil=True, cache=True)
 def workspace(rows, inputs):
-    """A thread's own space for products of at most `inputs` inputs and `rows` rows: rows in line, sums, a panel's blocks in fp32, and
-    which phase and group of rows are in line.
+    """Allocate a thread's buffers for products of up to `inputs` inputs and `rows` rows: prepared rows, sums, a panel's blocks in fp32, and
+    which phase and group of rows are prepared.
     """
     rows = min(rows, _MOST_ROWS)
     return (
@@ -64,8 +64,8 @@ def workspace(rows, inputs):
 
 
 @njit(nogil=True, cache=True)
-def _give_rows(sums_MX, rows, bias_LN, layer, out_MN, m, n, adding):
-    """Write products: with a bias, rounded; if `adding`, added to the present values and rounded again."""
+def _write_rows(sums_MX, rows, bias_LN, layer, out_MN, m, n, adding):
+    """Write products plus a bias, rounded; if `adding`, add them to the present values and round again."""
     columns = min(PANEL, out_MN.shape[1] - n)
     whole = columns // WIDE * WIDE
     for r in range(rows):
@@ -87,8 +87,8 @@ def _give_rows(sums_MX, rows, bias_LN, layer, out_MN, m, n, adding):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _give_gated(sums_MX, rows, gelu, out_MF, m, f):
-    """Write activation(gate) * up as in `gate.activation_mul`, from a panel of sixteen of each."""
+def _write_gated(sums_MX, rows, gelu, out_MF, m, f):
+    """Write activation(gate) * up as in `elementwise.activation_mul`, from a panel with sixteen outputs of each."""
     for r in range(rows):
         g, u = round16(out_MF, load16(sums_MX, r, 0)), round16(out_MF, load16(sums_MX, r, WIDE))
         store16(out_MF, m + r, f, mul16(round16(out_MF, activation16(g, gelu)), u))
@@ -96,10 +96,10 @@ def _give_gated(sums_MX, rows, gelu, out_MF, m, f):
 
 @njit(nogil=True, cache=True)
 def _multiply(turn, piece, x_MK, levels, weight, how, bias_LN, layer, out_MN, kind, space):
-    """Compute one panel for one group of rows.
+    """Compute one panel's products for one group of rows.
 
-    `kind`: 0 writes the products, 1 adds them to the present values, 2 gates them by SiLU, 3 by GELU. For integer products (`how`) the
-    rows' levels and scales are in `levels` already.
+    `kind`: 0 writes the products, 1 adds them to the present values, 2 gates them with SiLU, 3 with GELU. For integer products (`how`),
+    `levels` already holds the rows' levels and scales.
     """
     rows_in_line, sums_MX, wide, place = space
     inputs, halves = filled_up(x_MK.shape[1]), x_MK.itemsize == 2
@@ -112,9 +112,9 @@ def _multiply(turn, piece, x_MK, levels, weight, how, bias_LN, layer, out_MN, ki
     if place[0] != turn or place[1] != group:
         line = rows_in_line.reshape(-1)[: rows * inputs].reshape(rows, inputs)
         if how >= INT8:
-            place[2], place[3] = levels_in_line(levels[0], m, rows, whole, how, line)
+            place[2], place[3] = prepare_levels(levels[0], m, rows, whole, how, line)
         else:
-            place[2], place[3] = lined_up(x_MK, m, rows, inputs, how, line)
+            place[2], place[3] = prepare_rows(x_MK, m, rows, inputs, how, line)
         place[0], place[1] = turn, group
     if how >= INT8:
         at = weight + panel * PANEL * (whole + 4 * HEADER)
@@ -123,9 +123,9 @@ def _multiply(turn, piece, x_MK, levels, weight, how, bias_LN, layer, out_MN, ki
         at = weight + panel * PANEL * inputs * x_MK.itemsize
         panel_sums(place[2], place[3], rows, at, inputs, how, halves, sums_MX, wide)
     if kind >= 2:
-        _give_gated(sums_MX, rows, kind == 3, out_MN, m, panel * WIDE)
+        _write_gated(sums_MX, rows, kind == 3, out_MN, m, panel * WIDE)
     else:
-        _give_rows(sums_MX, rows, bias_LN, layer, out_MN, m, panel * PANEL, kind == 1)
+        _write_rows(sums_MX, rows, bias_LN, layer, out_MN, m, panel * PANEL, kind == 1)
 
 
 @njit(nogil=True, cache=True)
@@ -137,9 +137,9 @@ def _quantise(x_MK, piece, levels):
 
 @njit(nogil=True, cache=True)
 def project(counters, x_MK, levels, weight, how, bias_LN, out_MN):
-    """Fill out_MN [M, N] with the products of rows and a weight in panels, plus a bias [1, N] or [1, 0] for none, all of one dtype.
+    """Fill out_MN [M, N] with the products of rows and a weight in panels, plus a bias [1, N] ([1, 0] for none), all of one dtype.
 
-    `counters` has two rows; `levels` is room for the rows' levels and scales, as in `decoder`.
+    `counters` has two rows; `levels` are buffers for the rows' levels and scales, as in `decoder`.
     """
     space = workspace(x_MK.shape[0], x_MK.shape[1])
     if how >= INT8:
@@ -167,8 +167,8 @@ def _product_pieces(rows, inputs, panels):
 
 
 @njit(nogil=True, cache=True)
-def _keep(k_NX, qkv_NW, places_3P, first, last, keys, values):
-    """Put keys and values of some tokens into their blocks; `places_3P` is (tokens, blocks, offsets)."""
+def _write_cache(k_NX, qkv_NW, places_3P, first, last, keys, values):
+    """Write the keys and values of places [first, last) to their blocks; `places_3P` is (tokens, blocks, offsets)."""
     kv, dim = keys.shape[1], keys.shape[2]
     begin = qkv_NW.shape[1] - kv * dim
     for p in range(first, last):
@@ -181,13 +181,13 @@ def _keep(k_NX, qkv_NW, places_3P, first, last, keys, values):
 
 @inlined
 def _pieces(part, rows, inputs, panels, heads, places, how):
-    """The number of pieces of work in a phase; a product has `inputs` and `panels`."""
+    """Return the number of pieces of work in a phase; `inputs` and `panels` are those of the phase's product."""
     if part == 1 or part == 6 or part == 8 or part == 10:
         return _product_pieces(rows, inputs, panels)
     if part == 3:
         return _parts(places, _TOKENS)
     if part == 4:
-        return _parts(heads, _parts(heads, _HEADS)) if heads > 0 else 0
+        return _parts(heads, _parts(heads, _ATTENTION_PIECES)) if heads > 0 else 0
     if (part == 5 or part == 9) and how < INT8:
         return 0
     return _parts(rows, _TOKENS)
@@ -201,7 +201,7 @@ def _attend(dim, block, share, piece, layer, cache, state, place):
     kv = k.shape[1] // dim
     keys = carray(pointer(caches[layer, 0], q), (blocks, kv, dim, block))
     values = carray(pointer(caches[layer, 1], q), (blocks, kv, block, dim))
-    where, size = (positions, starts, table), _parts(len(tiles) * kv, _HEADS)
+    where, size = (positions, starts, table), _parts(len(tiles) * kv, _ATTENTION_PIECES)
     for unit in range(piece * size, min((piece + 1) * size, len(tiles) * kv)):
         tile, head = unit // kv, unit % kv
         after = tiles[min(tile + 1, len(tiles) - 1), 0]
@@ -233,7 +233,7 @@ def _compute(dim, block, part, layer, turn, piece, model, cache, state, space):
         caches, blocks, places = cache[0], cache[1], cache[2]
         keys = carray(pointer(caches[layer, 0], q), (blocks, kv, dim, block))
         values = carray(pointer(caches[layer, 1], q), (blocks, kv, block, dim))
-        _keep(k, qkv, places, a, min((piece + 1) * _TOKENS, places.shape[1]), keys, values)
+        _write_cache(k, qkv, places, a, min((piece + 1) * _TOKENS, places.shape[1]), keys, values)
     elif part == 5 or part == 9:
         _quantise(seen.reshape(rows, heads) if part == 5 else gated, piece, levels)
     elif part == 6:
@@ -247,19 +247,20 @@ def _compute(dim, block, part, layer, turn, piece, model, cache, state, space):
 
 @lru_cache
 def decoder(dim, block, share):
-    """The kernel for one head size, block size and number of query heads per key head.
+    """Return the kernel for one head size, block size and number of query heads per key head.
 
-    ``run(first, last, counters, model, cache, state)`` computes phases [first, last), with `PHASES` per layer; one more phase, after the
-    last layer's, is the final norm. `counters` belong to the call, with a row for each of its phases. Tuples of arrays:
+    ``run(first, last, counters, model, cache, state)`` computes phases [first, last), with `PHASES` per layer; one more phase after the
+    last layer is the final norm. Each call needs its own `counters`, with a row per phase of the call. The other arguments are tuples:
 
-    - `model`: addresses of the four weights [L, 4] in panels, and how they are multiplied (`product`, `int8_product`); biases of qkv
-      [L, W] and out [L, D], or [L, 0], and none [L, 0]; norms [2 L + 1, D] and their epsilons; the heads' norms [L, dim] or [L, 0] of
-      queries and keys and their epsilons [2]; whether the norms' weights are zero-centred, and whether the activation is GELU.
-    - `cache`: addresses of each layer's keys and values [L, 2], blocks; places [3, P]; tiles, positions, where, table as in
+    - `model`: addresses of the four weights in panels [L, 4], and how they are multiplied (`product`, `int8_product`); biases of qkv
+      [L, W] and of the attention output [L, D], or [L, 0] each, and an empty one [L, 0]; norms [2 L + 1, D] and their epsilons; the head
+      norms of queries and of keys, [L, dim] or [L, 0], and their epsilons [2]; whether norm weights are zero-centred; whether the
+      activation is GELU.
+    - `cache`: addresses of each layer's keys and values [L, 2]; the number of blocks; places [3, P]; tiles, positions, where, table as in
       `attention`; scales and windows [L]; the longest sequence.
-    - `state`: x [N, D], which is changed; buffers for normed [N, D], qkv [N, W], q [N, H, dim], k [N, KV dim], the output of
-      attention [N, H, dim], the gated [N, F] and log-sums [N, H]; cosines and sines [N, dim]; for integer products room for levels
-      [N, S] (uint8, S the most inputs of a product filled up to `INT8_BLOCK`) and scales [N], else two empty arrays.
+    - `state`: x [N, D], which is changed; buffers for normed [N, D], qkv [N, W], q [N, H, dim], k [N, KV dim], the attention output
+      [N, H, dim], gated [N, F] and log-sums [N, H]; cosines and sines [N, dim]; for integer products, buffers for levels [N, S] (uint8,
+      S the most inputs of a product, padded to `INT8_BLOCK`) and scales [N], else two empty arrays.
     """
 
     @njit(nogil=True, cache=True, error_model="numpy")
@@ -268,7 +269,7 @@ def decoder(dim, block, share):
         heads, places = len(cache[3]) * (k.shape[1] // dim), cache[2].shape[1]
         width, inner, seen = x.shape[1], gated.shape[1], state[3].shape[1] * dim
         space = workspace(len(x), max(width, inner, seen))
-        place = room(dim, block, share, cache[9])
+        place = attention_buffers(dim, block, share, cache[9])
         across = _parts(width, PANEL)
         panels = (0, _parts(qkv.shape[1], PANEL), 0, 0, 0, 0, across, 0, inner // WIDE, 0, across)
         inputs = (1, width, 1, 1, 1, 1, seen, 1, width, 1, inner)

@@ -1,15 +1,14 @@
 # pyright: basic, reportCallIssue=false
-"""What the library's own modules compute element by element or along a row, in a stated order, so that every CPU gives the same bits.
+"""Elementwise functions, softmax and gated activations in a defined order, so that every CPU gives the same bits.
 
 A number's cosine, sine and sigmoid depend on that number alone. A row's softmax: m = max x; e_i = exp(x_i - m); their sum in fp32,
 ascending; e_i / sum.
 
-The activation of a gated linear unit, SiLU(gate) * up or GELU(gate) * up, in one pass instead of two, and its gradients.
-
-Per number, in fp32, with t = g for SiLU (Elfwing et al. 2018, 1702.03118) and, for GELU in its tanh approximation (Hendrycks and Gimpel
-2016, 1606.08415), t = 2 c (g + 0.044715 g^3) with c = sqrt(2 / pi): as (1 + tanh(x)) / 2 = 1 / (1 + exp(-2 x)), both are
-g / (1 + exp(-t)). It is computed as e = exp(-|t|); g n / (1 + e) with n = e where t < 0, else 1; rounded to the dtype, multiplied by u in
-fp32 and rounded again. GELU's t is g (2 c + (2 c 0.044715) (g g)) with one fused multiply-add. A number's bits depend on that number alone.
+Gated linear units: SiLU(gate) * up or GELU(gate) * up, in one pass instead of two, and their gradients. Per number, in fp32: t = g for
+SiLU (Elfwing et al. 2018, 1702.03118); t = 2 c (g + 0.044715 g^3) with c = sqrt(2 / pi) for GELU in its tanh approximation (Hendrycks and
+Gimpel 2016, 1606.08415). Because (1 + tanh(x)) / 2 = 1 / (1 + exp(-2 x)), both are g / (1 + exp(-t)). This is computed as e = exp(-|t|);
+g n / (1 + e) with n = e where t < 0, else 1; rounded to the dtype, multiplied by u in fp32 and rounded again. GELU's t is
+g (2 c + (2 c 0.044715) (g g)) with one fused multiply-add.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def sines(x_N, out_N):
 
 @njit(nogil=True, cache=True)
 def powers(base, x_N, out_N):
-    """Fill out_N with a positive base to the power of fp32 numbers, computed in fp64 and rounded once."""
+    """Fill out_N with powers of a positive base by fp32 exponents, computed in fp64 and rounded once."""
     exponent = log64(base)
     for n in range(len(x_N)):
         out_N[n] = np.float32(exp64(np.float64(x_N[n]) * exponent))
@@ -98,7 +97,7 @@ _CUBE_SLOPE = np.float32(3 * 2 * math.sqrt(2 / math.pi) * _CUBIC)
 
 @inlined
 def _sigmoid16(g, gelu) -> tuple[Any, Any]:
-    """1 / (1 + exp(-t)) as numerator and denominator."""
+    """Return 1 / (1 + exp(-t)) as numerator and denominator."""
     t = g
     if gelu:
         t = mul16(g, fma16(mul16(g, g), all16(_CUBE), all16(_LINE)))
@@ -108,7 +107,7 @@ def _sigmoid16(g, gelu) -> tuple[Any, Any]:
 
 @inlined
 def _sigmoid(g, gelu):
-    """The same for one number."""
+    """Return 1 / (1 + exp(-t)) of one number as numerator and denominator."""
     t = g * fma(g * g, _CUBE, _LINE) if gelu else g
     e = exp(-abs(t))
     return (e if t < np.float32(0.0) else _ONE), _ONE + e
@@ -116,14 +115,14 @@ def _sigmoid(g, gelu):
 
 @inlined
 def activation16(g, gelu):
-    """GELU(g) if `gelu`, else SiLU(g), in fp32."""
+    """Return GELU(g) if `gelu`, else SiLU(g), in fp32."""
     numerator, denominator = _sigmoid16(g, gelu)
     return div16(mul16(g, numerator), denominator)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def activation_mul(gate_NF, up_NF, gelu, out_NF):
-    """Fill out_NF. Each row is contiguous; the array need not be."""
+    """Fill out_NF with activation(gate) * up. Each row is contiguous; the array need not be."""
     rows, width = gate_NF.shape
     whole = width // WIDE * WIDE
     for n in range(rows):
@@ -139,10 +138,10 @@ def activation_mul(gate_NF, up_NF, gelu, out_NF):
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def activation_mul_gradients(gate_NF, up_NF, grad_NF, gelu, out_NF, d_gate_NF, d_up_NF):
-    """Fill out_NF again, bit for bit, and d_gate_NF and d_up_NF from its gradient.
+    """Recompute out_NF, bit for bit, and fill d_gate_NF and d_up_NF from its gradient.
 
-    With s = 1 / (1 + exp(-t)) and y = g s, dy / dg = s + y (1 - s) dt / dg. They are written in this order after all inputs are read: each
-    may be grad_NF, and out_NF may be a gradient's array if it is not needed.
+    With s = 1 / (1 + exp(-t)) and y = g s, dy / dg = s + y (1 - s) dt / dg. The outputs of a number are written in this order, after its
+    inputs are read: so each array may be grad_NF, and out_NF may be the array of a gradient if it is not needed.
     """
     rows, width = gate_NF.shape
     whole = width // WIDE * WIDE

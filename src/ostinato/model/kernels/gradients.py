@@ -1,12 +1,11 @@
 # pyright: basic, reportCallIssue=false
-"""Gradients of a transformer's operations between its matrix products, each in one pass over memory instead of five to ten.
+"""Gradients of RMS norm, log-probabilities and causal attention, each in one pass over memory instead of five to ten.
 
-Arithmetic is fp32, results are rounded once. Rows are independent except for `rms_norm_gradient`'s weight.
+Arithmetic is fp32, and results are rounded once. Rows are independent, except in the gradient of the norm's weight.
 
-The gradient of causal attention over keys and values in blocks, in fp32.
-
-Every weight is recomputed from the forward pass's log-sum-exp, one block at a time, so nothing as large as queries x keys is ever
-held: p = exp(score - lse), ds = p (dO v - delta) with delta = dO O; then dq = ds k, dk = ds q, dv = p dO (Dao 2022, 2205.14135).
+The attention gradient recomputes every attention weight from the forward pass's log-sum-exp, one block at a time, so nothing of size
+queries x keys is ever in memory: p = exp(score - lse), ds = p (dO v - delta) with delta = dO O; then dq = ds k, dk = ds q, dv = p dO
+(FlashAttention, Dao 2022, 2205.14135).
 """
 
 from __future__ import annotations
@@ -24,11 +23,10 @@ from ostinato.model.kernels.vector import WIDE, all16, div16, exp16, fma16, load
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def rms_norm_gradient(x_ND, weight_1D, zero_centered, scales_N, grad_ND, out_ND, weight_total_1D):
-    """The gradient of x for y = w x r with r = 1 / sqrt(mean(x^2) + eps) = scales_N: r (g w - y' mean(g w y')), y' = x r.
+    """Fill out_ND with the gradient of x for y = w x r, where r = 1 / sqrt(mean(x^2) + eps) = scales_N.
 
-    With a zero-centred weight, w is 1 + weight.
-
-    Adds the weight's gradient g y' to `weight_total_1D`, row by row. D is a multiple of 16.
+    The gradient is r (g w - y' mean(g w y')) with y' = x r. With a zero-centred weight, w is 1 + weight. Adds the weight's gradient g y' to
+    `weight_total_1D`, row by row. D is a multiple of 16.
     """
     rows, dim = x_ND.shape
     for n in range(rows):
@@ -47,7 +45,7 @@ def rms_norm_gradient(x_ND, weight_1D, zero_centered, scales_N, grad_ND, out_ND,
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def logprob_gradient(logits_MV, temperatures_M, log_totals_M, targets_M, grads_M):
-    """Overwrite logits with the gradient of sum(grads log p(targets)) with p = softmax(logits / temperature): g (1[target] - p) / t."""
+    """Overwrite logits with the gradient of sum(grads log p(targets)), where p = softmax(logits / temperature): g (1[target] - p) / t."""
     vocab = logits_MV.shape[1]
     whole = vocab // WIDE * WIDE
     for m in range(logits_MV.shape[0]):
@@ -65,17 +63,17 @@ def logprob_gradient(logits_MV, temperatures_M, log_totals_M, targets_M, grads_M
 # ---------------------------------------------------------------- attention
 
 
-_HEIGHT = 48  # rows of a tile: its queries times the query heads that share a key head
+_TILE_ROWS = 48  # rows of a tile: its queries times the query heads that share a key head
 
 
 def queries_per_tile(share):
-    """The number of neighbouring queries in a tile if `share` query heads read one key head."""
-    return max(4, _HEIGHT // share)
+    """Return the number of neighbouring queries in a tile if `share` query heads share one key head."""
+    return max(4, _TILE_ROWS // share)
 
 
 @njit(nogil=True, cache=True)
 def into_blocks(x_NKD, tokens, blocks, offsets, out):
-    """Put x's tokens into blocks [blocks, KV, block, D], float32."""
+    """Write tokens of x to blocks [blocks, KV, block, D], float32."""
     for i in range(len(tokens)):
         n, b, j = tokens[i], blocks[i], offsets[i]
         for head in range(x_NKD.shape[1]):
@@ -85,7 +83,7 @@ def into_blocks(x_NKD, tokens, blocks, offsets, out):
 
 @njit(nogil=True, cache=True)
 def into_turned_blocks(x_NKD, tokens, blocks, offsets, out):
-    """Put x's tokens into blocks [blocks, KV, D, block], float32."""
+    """Write tokens of x to transposed blocks [blocks, KV, D, block], float32."""
     for i in range(len(tokens)):
         n, b, j = tokens[i], blocks[i], offsets[i]
         for head in range(x_NKD.shape[1]):
@@ -95,7 +93,7 @@ def into_turned_blocks(x_NKD, tokens, blocks, offsets, out):
 
 @njit(nogil=True, cache=True)
 def gather(parts, tokens, blocks, offsets, total_NKD, out_NKD):
-    """Sum parts [parts, blocks, KV, block, D] by token, in the order of `tokens`; `total_NKD` is float32 and initially zero."""
+    """Sum parts [parts, blocks, KV, block, D] by token, in the order of `tokens`, into out_NKD; `total_NKD` is float32, initially zero."""
     count, _, kv, _, dim = parts.shape
     for i in range(len(tokens)):
         n, b, j = tokens[i], blocks[i], offsets[i]
@@ -111,7 +109,7 @@ def gather(parts, tokens, blocks, offsets, total_NKD, out_NKD):
 
 @inlined
 def _weigh(p, ds, row, lse, delta, low, high, block):
-    """Turn row `row` of p from scores into weights, and of ds from dO v into p (dO v - delta); 0 outside keys [low, high)."""
+    """Convert row `row` of p from scores to weights, and of ds from dO v to p (dO v - delta); 0 outside keys [low, high)."""
     for j in range(0, block, WIDE):
         w = exp16(sub16(load16(p, row, j), all16(lse)))
         store16(p, row, j, w)
@@ -124,14 +122,14 @@ def _weigh(p, ds, row, lse, delta, low, high, block):
 
 @lru_cache
 def attention_gradient(dim, block, share):
-    """The kernel for one head size, block size (multiple of 16) and number of query heads per key head.
+    """Return the kernel for one head size, block size (multiple of 16) and number of query heads per key head.
 
     ``run(head, q_NHD, do_NHD, lse_NH, delta_NH, keys, keys_by_dim, values_by_dim, tiles_T2, positions_N, where_N, table, first,
-    last, scale, window, dq_NHD, dk, dv)`` goes through tiles_T2[first:last] = (first query, queries; at most `queries_per_tile`) for
-    one key head, writes the queries' part of dq and adds to dk and dv [blocks, KV, block, D]. Arrays of numbers are float32.
+    last, scale, window, dq_NHD, dk, dv)`` processes tiles_T2[first:last] = (first query, queries; at most `queries_per_tile`) for
+    one key head, writes the queries' part of dq and adds to dk and dv [blocks, KV, block, D]. Floating-point arrays are float32.
     Query n is at positions_N[n] and its blocks begin at table[where_N[n]], the same for all queries of a tile.
     """
-    # only numbers may be captured: numba names a cached kernel by what it captures, and a function has a new name in each process
+    # the closure may only capture numbers: they are part of the cached kernel's name, and a function's name differs in each process
     height = (queries_per_tile(share) * share + ROWS - 1) // ROWS * ROWS
 
     @njit(nogil=True, cache=True, error_model="numpy")

@@ -1,13 +1,13 @@
 # pyright: basic, reportCallIssue=false
-"""Products of 8-bit integers with exact sums in 32 bits: by the CPU's dot products of bytes (VNNI, AMX), or by products of 16-bit pairs.
+"""8-bit integer products with exact sums in 32 bits: by the CPU's byte dot products (VNNI, AMX), or by products of 16-bit pairs.
 
-An exact sum has no order, so every CPU, instruction, number of rows and number of threads gives the same bits. The level of an
-activation, from -127 to 127, is stored as the byte level + `OFFSET`, because the instruction `vpdpbusd` takes its left bytes without a
-sign. A weight's level is a signed byte. What the offset adds to a sum, `OFFSET` times the sum of the output's weights, is taken off at
-the end; sums may wrap around in between, which leaves no trace in the end.
+The result of exact sums does not depend on their order, so all CPUs, instructions, batch sizes and thread counts give the same bits. An
+activation's level, from -127 to 127, is stored as the byte level + `OFFSET`, because the instruction `vpdpbusd` takes its left bytes as
+unsigned. A weight's level is a signed byte. The offset's contribution to a sum, `OFFSET` times the sum of the output's weights, is
+subtracted at the end. Sums may wrap around in between; the end result is exact all the same.
 
-Weights lie in panels of `PANEL` outputs as in `kernels.product`, with four inputs in a word; the first two words of an output are its
-offset, which is added to its sums, and its scale, a float.
+Weights are stored in panels of `PANEL` outputs as in `kernels.product`, with four inputs per word. The first two words of an output are
+its offset, which is added to its sums, and its scale, a float.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from ostinato.model.kernels.tiles import tile_sums
 from ostinato.model.kernels.vector import PANEL, WIDE, address_at, in_all_lanes, loop, outlined, pointer, prefetch
 
 INT8, INT8_TILES = 3, 4
-"""How integer products are computed, beside `product`'s ways: in vectors or in tiles. Both give the same bits."""
+"""How integer products are computed, beside the ways in `product`: by vectors or by tiles. Both give the same bits."""
 OFFSET = 128
 INT8_BLOCK = 64
-"""Inputs: a row and a weight are filled up to a multiple of it, which is a row of a tile."""
+"""Rows and weights are padded to a multiple of this number of inputs, a row of a tile."""
 HEADER = 2
 """Words of an output before its weights: its offset and its scale."""
 MOST_INPUTS = (1 << 31) // (127 * OFFSET)
-"""More of them could leave the 32 bits of a sum."""
+"""With more inputs, a sum could overflow 32 bits."""
 
 _LONG, _WORD, _HALF, _BYTE, _FLOAT = ir.IntType(64), ir.IntType(32), ir.IntType(16), ir.IntType(8), ir.FloatType()
 _WORDS, _FLOATS = ir.VectorType(_WORD, WIDE), ir.VectorType(_FLOAT, WIDE)
 _VECTOR, _ROW = 4 * WIDE, 4 * PANEL  # bytes
 _UNROLLED = 4  # words
-_AHEAD = 4096  # bytes by which a weight is prefetched ahead of its use
+_AHEAD = 4096  # prefetch distance for weights, in bytes
 
 
 # ---------------------------------------------------------------- dot products of four bytes
 
 
 def possible_instructions() -> tuple[str, ...]:
-    """What this process may compute dot products with, the fastest first: "vnni512", "vnni256", "pairs512", ..., "plain"."""
+    """Return the instructions for dot products that this process may use, the fastest first: "vnni512", "vnni256", ..., "plain"."""
     has = cpu_features()
-    found = {
+    supported = {
         "vnni512": "avx512vnni" in has,
         "vnni256": "avxvnni" in has or {"avx512vnni", "avx512vl"} <= has,
         "pairs512": "avx512bw" in has,
@@ -56,7 +56,7 @@ def possible_instructions() -> tuple[str, ...]:
         "pairs128": not IS_ARM,
         "plain": True,
     }
-    return tuple(name for name, possible in found.items() if possible)
+    return tuple(name for name, possible in supported.items() if possible)
 
 
 def _constant(kind: Any, value: int) -> ir.Constant:
@@ -64,7 +64,7 @@ def _constant(kind: Any, value: int) -> ir.Constant:
 
 
 def _parts(builder: Any, value: Any, bits: int) -> list[Any]:
-    """A vector cut into vectors of so many bits."""
+    """Split a vector into vectors of `bits` bits."""
     count = bits // value.type.element.width
     nothing = ir.Constant(value.type, ir.Undefined)
     return [
@@ -82,7 +82,7 @@ def _joined(builder: Any, parts: list[Any]) -> Any:
 
 
 def _by_instruction(builder: Any, name: str, bits: int, *operands: Any) -> Any:
-    """An instruction on vectors of `bits` bits, for each part of the operands; gives 32-bit words."""
+    """Apply an instruction on vectors of `bits` bits to each part of the operands; return 32-bit words."""
     result = ir.VectorType(_WORD, bits // 32)
     kinds = [ir.VectorType(each.type.element, bits // each.type.element.width) for each in operands]
     call = cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, kinds), name)
@@ -95,10 +95,10 @@ _PAIR_SUMS = {512: "llvm.x86.avx512.pmaddw.d.512", 256: "llvm.x86.avx2.pmadd.wd"
 
 
 class _DotProducts:
-    """Adds the products of 4 unsigned and 4 signed bytes to each of sixteen sums, with given instructions.
+    """Emits dot products with given instructions: adds the products of 4 unsigned and 4 signed bytes to each of sixteen sums.
 
-    Bytes are first unpacked to what the instructions multiply, once for all products with them. For pairs, the levels are unpacked
-    already (`levels_in_line`): two words of two 16-bit numbers, the even and the odd bytes, in the place of a word.
+    Bytes are unpacked to the instructions' operands once, for all products with them. For pairs, `prepare_levels` has already unpacked the
+    levels: each word became two words of two 16-bit numbers, its even and its odd bytes.
     """
 
     def __init__(self, instructions: str) -> None:
@@ -110,21 +110,21 @@ class _DotProducts:
 
     @property
     def rows(self) -> int:
-        """The most rows whose sums fill the registers."""
+        """The most rows whose sums fit into the registers."""
         return {"vnni512": 12, "pairs512": 12, "vnni256": 6, "pairs256": 4, "plain": 4}.get(self.name, 2)
 
     @property
     def vectors(self) -> int:
-        """The vectors of sums, sixteen each, that are computed at once."""
+        """The number of vectors of sixteen sums that are computed at once."""
         return 2 if self._bits == 512 else 1
 
     @property
     def words(self) -> int:
-        """The words that hold four levels of a row."""
+        """The number of words that hold four levels of a row."""
         return 2 if self._kind == "pairs" else 1
 
     def weights(self, builder: Any, words: Any) -> list[Any]:
-        """The bytes of sixteen words of weights, sign-extended."""
+        """Unpack the bytes of sixteen words of weights, sign-extended."""
         if self._kind == "vnni":
             return [words]
         if self._kind == "pairs":
@@ -134,9 +134,9 @@ class _DotProducts:
         return self._each_byte(builder, words, builder.ashr)
 
     def levels(self, builder: Any, place: Any) -> list[Any]:
-        """Four levels of a row at an address, zero-extended, each in all lanes."""
-        found = [builder.load(address_at(builder, place, 4 * i, _WORD), align=4) for i in range(self.words)]
-        words = [in_all_lanes(builder, each) for each in found]
+        """Load four levels of a row at an address, zero-extended, and broadcast each to all lanes."""
+        loaded = [builder.load(address_at(builder, place, 4 * i, _WORD), align=4) for i in range(self.words)]
+        words = [in_all_lanes(builder, each) for each in loaded]
         if self._kind == "pairs":
             return [builder.bitcast(each, ir.VectorType(_HALF, 2 * WIDE)) for each in words]
         return words if self._kind == "vnni" else self._each_byte(builder, words[0], builder.lshr)
@@ -147,7 +147,7 @@ class _DotProducts:
         return [extend(each, _constant(_WORDS, 24)) for each in up]
 
     def add(self, builder: Any, sums: Any, levels: list[Any], weights: list[Any]) -> Any:
-        """The sums after the products of unpacked bytes."""
+        """Return the sums after adding the products of unpacked bytes."""
         if self._kind == "vnni":
             return _by_instruction(builder, _DOT_PRODUCTS[self._bits], self._bits, sums, levels[0], weights[0])
         for level, weight in zip(levels, weights, strict=True):
@@ -163,7 +163,7 @@ class _DotProducts:
 
 
 def _body(builder: Any, rows: int, vectors: int, dots: _DotProducts) -> None:
-    """See `integer_sums`."""
+    """Emit the body of `integer_sums`."""
     x, step, weight, words, out = builder.function.args
     places = [builder.add(x, builder.mul(step, ir.Constant(_LONG, row))) for row in range(rows)]
 
@@ -193,17 +193,17 @@ def _body(builder: Any, rows: int, vectors: int, dots: _DotProducts) -> None:
 
 
 def integer_sums(rows: int, vectors: int, instructions: str) -> Any:
-    """``sums(x, step, weight, words, out)``: store the sums of products of `rows` rows and `vectors` vectors of a panel's outputs.
+    """Return ``sums(x, step, weight, words, out)``, which stores the sums of `rows` rows and `vectors` vectors of a panel's outputs.
 
-    Row i of levels, as `levels_in_line` leaves it, begins at address x + i * step, the panel's weights at `weight`, and row i of the
-    sums, in 32 bits, at out + i * 4 * PANEL. `words`, a multiple of 4 above 0, counts words of four inputs.
+    Row i of levels, as `prepare_levels` returns it, begins at address x + i * step, the panel's weights at `weight`, and row i of the
+    32-bit sums at out + i * 4 * PANEL. `words`, a multiple of 4 above 0, counts words of four inputs.
     """
     name = f"ostinato_integer_sums_{rows}_{vectors}_{instructions}"
     return outlined(name, lambda builder: _body(builder, rows, vectors, _DotProducts(instructions)))
 
 
 INSTRUCTIONS = possible_instructions()[0]
-"""What dot products of bytes are computed with in this process."""
+"""The instructions for dot products of bytes in this process."""
 _MOST, _VECTORS = _DotProducts(INSTRUCTIONS).rows, _DotProducts(INSTRUCTIONS).vectors
 _PART = _VECTORS * _VECTOR
 _WORDS_OF_FOUR = _DotProducts(INSTRUCTIONS).words
@@ -215,7 +215,7 @@ _sums_most, _sums_8, _sums_4, _sums_2, _sums_1 = (
 
 @njit(nogil=True, cache=True)
 def _vector_sums(x, step, rows, weight, words, sums_MX):
-    """Fill the first rows of sums_MX with the integer sums of all rows and a panel."""
+    """Fill the first rows of sums_MX with the integer sums of `rows` rows and a panel."""
     for at in range(0, _ROW, _PART):
         m, out = 0, sums_MX.ctypes.data + at
         while m < rows:
@@ -249,14 +249,14 @@ def _dequantised(builder: Any, place: Any, panel: Any, scale: Any) -> None:
 
 
 _dequantise = operation(_dequantised, types.void, types.intp, types.intp, types.float32)
-"""Replaces sixteen sums of 32 bits at an address by floats: (sum + output's offset) x (row's scale x output's scale)."""
+"""Replaces sixteen 32-bit sums at an address by floats: (sum + output's offset) x (row's scale x output's scale)."""
 
 
 @njit(nogil=True, cache=True)
-def levels_in_line(levels_MK, first, rows, inputs, how, space):
-    """The address of rows [first, first + rows) of levels as `int8_panel_products` reads them, and the bytes from one row to the next.
+def prepare_levels(levels_MK, first, rows, inputs, how, space):
+    """Prepare rows [first, first + rows) of levels for `int8_panel_products`; return their address, and the bytes between rows.
 
-    Where products are of 16-bit pairs, levels are unpacked into `space` (float32, for `inputs` numbers a row) first.
+    For products of 16-bit pairs, levels are first unpacked into `space` (float32, `inputs` numbers per row).
     """
     step = levels_MK.strides[0]
     start = levels_MK.ctypes.data + first * step
@@ -276,9 +276,9 @@ def levels_in_line(levels_MK, first, rows, inputs, how, space):
 def int8_panel_products(x, step, scales_M, first, rows, inputs, panel, how, sums_MX):
     """Fill the first rows of sums_MX [M, PANEL] (float32) with the products of rows [first, first + rows) and the panel at an address.
 
-    Row i of levels begins at address x + i * step, as `levels_in_line` left it, with `inputs` levels, a multiple of `INT8_BLOCK`;
-    scales_M: the scales of all rows. A product is the exact sum, rounded to fp32, times the scale of the row times that of the output.
-    `how` is INT8 or INT8_TILES.
+    Row i of levels begins at address x + i * step, as `prepare_levels` returns it, with `inputs` levels, a multiple of `INT8_BLOCK`.
+    `scales_M`: the scales of all rows. A product is the exact sum, rounded to fp32, times the scales of its row and its output. `how` is
+    INT8 or INT8_TILES.
     """
     weight = panel + HEADER * _ROW
     if how == INT8_TILES:

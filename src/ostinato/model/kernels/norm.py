@@ -1,15 +1,13 @@
 # pyright: basic, reportCallIssue=false
-"""RMS normalisation in one pass over a row instead of seven.
+"""RMS normalisation in one pass over a row instead of seven, and rotary embeddings of heads, with optional head norms.
 
-Per row, in fp32: the squares are summed in 16 lanes (lane = d mod 16, ascending, fused multiply-adds; folded 8, 4, 2, 1);
-r = 1 / sqrt(sum / D + eps); y_d = x_d r is rounded to the dtype, multiplied by the weight in fp32 and rounded again. A zero-centred
-weight, as Gemma's, means a factor of 1 + weight: then y_d is not rounded, but multiplied by that sum in fp32, and the product is rounded.
+RMS norm, per row, in fp32: the squares are summed in 16 lanes (lane = d mod 16, ascending, fused multiply-adds; folded 8, 4, 2, 1);
+r = 1 / sqrt(sum / D + eps); y_d = x_d r is rounded to the dtype, multiplied by the weight in fp32 and rounded again. With a zero-centred
+weight, as in Gemma, the factor is 1 + weight: y_d is not rounded but multiplied by the factor in fp32, and the product is rounded.
 
-Queries and keys out of one row of a fused product: normed if the model norms its heads, then rotated by their positions.
-
-For a head x of D numbers with cosines c and sines s (Su et al. 2021, 2104.09864, in the library's halves), in the library's order of
-roundings: out_d = round(round(x_d c_d) + round(-x_(d + D/2) s_d)) for the first half, and with +x_(d - D/2) for the second. The norm before
-it is that of `rms_norm`.
+Rotary embeddings (Su et al. 2021, 2104.09864, in the library's layout of halves) of a head x of D numbers with cosines c and sines s, in
+the library's order of roundings: out_d = round(round(x_d c_d) + round(-x_(d + D/2) s_d)) for the first half, and with +x_(d - D/2) for the
+second. `rotate` reads queries or keys from a row of a fused product, and norms the heads first, as `rms_norm` does, if the model does.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ _ONE = np.float32(1.0)
 
 @inlined
 def root(x_ND, n, first, dim, eps):
-    """Row n's r over places [first, first + dim)."""
+    """Return r of row n over columns [first, first + dim)."""
     squares = all16(np.float32(0.0))
     for d in range(first, first + dim, WIDE):
         x = load16(x_ND, n, d)
@@ -36,8 +34,8 @@ def root(x_ND, n, first, dim, eps):
 
 @inlined
 def factor16(weight, zero_centered):
-    """What sixteen normed numbers are multiplied by, from their weights."""
-    # a function that is given an array counts references to it: in the loop over a row that took four times as long
+    """Return the factors of sixteen normed numbers, from their weights."""
+    # takes a vector, not the array: numba counts references to array arguments, which made the loop four times as slow
     if zero_centered:
         weight = add16(all16(_ONE), weight)
     return weight
@@ -45,7 +43,7 @@ def factor16(weight, zero_centered):
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def rms_norm(x_ND, weight_1D, eps, zero_centered, out_ND, scales_N):
-    """Fill out_ND, which may be x_ND, and scales_N with each row's r unless it is empty. D is a multiple of 16."""
+    """Norm rows into out_ND, which may be x_ND; fill scales_N with each row's r unless it is empty. D is a multiple of 16."""
     rows, dim = x_ND.shape
     for n in range(rows):
         r = root(x_ND, n, 0, dim, eps)
@@ -60,7 +58,7 @@ def rms_norm(x_ND, weight_1D, eps, zero_centered, out_ND, scales_N):
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def add_norm(x_ND, more_ND, weight_1D, eps, zero_centered, out_ND):
-    """Add more_ND to x_ND in place, rounding to the dtype as torch does, and fill out_ND with the norm of the sum."""
+    """Add more_ND to x_ND in place, rounding to the dtype as torch does, and norm the sum into out_ND."""
     rows, dim = x_ND.shape
     for n in range(rows):
         for d in range(0, dim, WIDE):
@@ -73,21 +71,21 @@ def add_norm(x_ND, more_ND, weight_1D, eps, zero_centered, out_ND):
             store16(out_ND, n, d, mul16(factor16(load16(weight_1D, 0, d), zero_centered), y))
 
 
-# ---------------------------------------------------------------- heads, normed and rotated
+# ---------------------------------------------------------------- rotary embeddings
 
 
 @inlined
 def _rounded(array, x):
-    """The value as `array` would store it."""
+    """Round a value as `array` would store it."""
     return load(store(array[0, 0], x))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def rotate(x_NW, first, heads, cos_ND, sin_ND, weight_1D, eps, zero_centered, out_NX):
-    """Fill the rows of out_NX with `heads` rotated heads, the first of which begins at place `first` of each row of x_NW.
+    """Fill the rows of out_NX with `heads` rotated heads, which begin at column `first` of each row of x_NW.
 
-    `weight_1D` is the weight of the heads' norm, the result of which is written into x_NW, and D is a multiple of 16; or it is [1, 0]
-    for no norm, and D is even.
+    `weight_1D` is the weight of the head norm, whose result is written into x_NW; D is then a multiple of 16. Without a norm it is [1, 0],
+    and D is even.
     """
     rows, dim = cos_ND.shape
     half = dim // 2

@@ -1,8 +1,8 @@
 # pyright: basic, reportCallIssue=false
 """Matrix products in bf16 with the CPU's dot-product instruction for pairs (AVX512-BF16).
 
-An output is one chain over K: the instruction `vdpbf16ps` adds two products at a time to an fp32 number that begins at 0, pairs
-ascending, and takes numbers below 2^-126 as 0. The weights lie in the panels of `kernels.product`.
+An output is one chain over K: the instruction `vdpbf16ps` adds two products at a time to an fp32 sum that starts at 0, pairs in ascending
+order, and flushes numbers below 2^-126 to 0. The weights are in the panels of `kernels.product`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ostinato.model.kernels.vector import PANEL, WIDE, address_at, in_all_lanes,
 
 HAS_PAIRS = "avx512bf16" in cpu_features()
 """Whether this process may use the instruction."""
-_BYTES = 4 * WIDE  # of a vector
+_BYTES = 4 * WIDE  # bytes of a vector
 _LONG, _WORD, _FLOAT = ir.IntType(64), ir.IntType(32), ir.FloatType()
 _FLOATS, _WORDS = ir.VectorType(_FLOAT, WIDE), ir.VectorType(_WORD, WIDE)
-_AHEAD = 4096  # bytes by which a weight is prefetched ahead of its use
+_AHEAD = 4096  # prefetch distance for weights, in bytes
 
 
 class _BFloat(ir.Type):
-    """LLVM's bfloat, which llvmlite has no name for."""
+    """LLVM's bfloat type, which llvmlite lacks."""
 
     intrinsic_name = "bf16"
 
@@ -45,23 +45,23 @@ _PAIRS = ir.VectorType(_BFloat(), PANEL)
 
 
 def _weights(builder: Any, place: Any, *, ask: bool) -> list[Any]:
-    """The panel's two vectors of one pair."""
-    found = [
+    """Load the panel's two weight vectors of one pair of inputs; with `ask`, prefetch later ones."""
+    vectors = [
         builder.bitcast(builder.load(address_at(builder, place, half, _WORDS), align=4), _PAIRS) for half in (0, _BYTES)
     ]
     if ask:
         for half in (0, _BYTES):
             prefetch(builder, place, _AHEAD + half)
-    return found
+    return vectors
 
 
 def _both(builder: Any, place: Any) -> Any:
-    """The pair of a row in all lanes."""
+    """Broadcast a row's pair of inputs to all lanes."""
     return builder.bitcast(in_all_lanes(builder, builder.load(place, align=4)), _PAIRS)
 
 
 def _chain(rows: int) -> Any:
-    """``chain(x, step, weight, pairs, out)``: store the products of `rows` rows, `step` bytes apart, and a panel at `out`."""
+    """Return ``chain(x, step, weight, pairs, out)``, which stores at `out` the products of `rows` rows, `step` bytes apart, and a panel."""
 
     def generate(builder: Any, x: Any, step: Any, weight: Any, pairs: Any, out: Any) -> None:
         kind = ir.FunctionType(_FLOATS, [_FLOATS, _PAIRS, _PAIRS])
@@ -86,7 +86,7 @@ def _chain(rows: int) -> Any:
 
 
 _chain1, _chain2, _chain4, _chain8, _chain12 = (_chain(rows) for rows in (1, 2, 4, 8, 12))
-# twelve rows fill the registers: 24 sums, 2 weights, a row's pair
+# twelve rows fill the registers: 24 sums, 2 weight vectors, 1 pair
 
 
 def by_pairs(x, step, rows, weight, pairs, sums_MX):
@@ -112,9 +112,9 @@ def by_pairs(x, step, rows, weight, pairs, sums_MX):
 
 
 @njit(nogil=True, cache=True)
-def _absent(x, step, rows, weight, pairs, sums_MX):
-    """In place of `by_pairs` where its instruction cannot be compiled; nobody chooses pairs there."""
+def _unsupported(x, step, rows, weight, pairs, sums_MX):
+    """Stand in for `by_pairs` on CPUs without its instruction, where pairs are never chosen."""
     sums_MX[:rows] = np.nan
 
 
-pair_sums = njit(nogil=True, cache=True)(by_pairs) if HAS_PAIRS else _absent
+pair_sums = njit(nogil=True, cache=True)(by_pairs) if HAS_PAIRS else _unsupported

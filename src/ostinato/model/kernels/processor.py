@@ -1,4 +1,4 @@
-"""What this CPU's instruction sets allow the kernels, as numba compiles them."""
+"""Detects the CPU's instruction sets, as far as numba compiles for them, and requests the use of AMX tiles."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 from numba.core.registry import cpu_target
 
 IS_ARM = platform.machine() in ("aarch64", "arm64")
-_REQUEST, _TILE_DATA = 0x1023, 18  # of Linux's arch_prctl: ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+_REQUEST, _TILE_DATA = 0x1023, 18  # arguments of Linux's arch_prctl: ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
 _ARCH_PRCTL = 158  # the system call's number on x86-64
 
 
 @lru_cache
 def cpu_features() -> frozenset[str]:
-    """The instruction sets that numba compiles for, without those masked by NUMBA_CPU_FEATURES. Example: {"avx2", "fma", ...}.
+    """Return the instruction sets for which numba compiles, without those masked by NUMBA_CPU_FEATURES. Example: {"avx2", "fma", ...}.
 
-    Under NUMBA_CPU_NAME alone it is empty: numba then knows the name only.
+    Empty if only NUMBA_CPU_NAME is set, because numba then only knows the name.
     """
     context: Any = cpu_target.target_context
     _, _, features = context.codegen().magic_tuple()
@@ -27,7 +27,7 @@ def cpu_features() -> frozenset[str]:
 
 @lru_cache
 def tiles_allowed() -> bool:
-    """Whether this process may use the CPU's tiles (AMX): Linux gives them on request, which holds for all threads started later."""
+    """Return whether this process may use the CPU's tiles (AMX). Requests them from Linux; a grant holds for all threads started later."""
     if not {"amx-tile", "amx-bf16", "amx-int8"} <= cpu_features() or platform.system() != "Linux":
         return False
     return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST, _TILE_DATA) == 0

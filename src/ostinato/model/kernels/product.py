@@ -1,15 +1,14 @@
 # pyright: basic, reportCallIssue=false
-"""Matrix products in one order of additions, the same bits on every CPU, at any number of rows and for any share of the outputs.
+"""Matrix products in a defined order of additions: the same bits on every CPU, for any number of rows and any share of the outputs.
 
-An output is a sum over K inputs in blocks of 32, the last one filled up with zeros. In a block the even inputs and the odd inputs are
-each a chain of 16 fused multiply-adds in fp32 that begins at 0, ascending; the two chains are added, and their sum is added to the total,
-which begins at 0. Inputs below 2^-126 are taken as 0, and so are results below it once they are rounded to 24 bits.
-For bf16 this is what Intel's tile instruction
-`tdpbf16ps` computes (`kernels.tiles`); here it is ordinary fused multiply-adds, for bf16 and fp32 alike. In another order, `PAIRS`,
-which is faster on CPUs with AVX512-BF16 and without tiles, an output is one chain of all pairs (`kernels.pairs`).
+An output is a sum over K inputs in blocks of 32; the last block is padded with zeros. In a block, the even inputs and the odd inputs each
+form a chain of 16 fused multiply-adds in fp32, ascending from 0. The two chains are added, and their sum is added to the total, which
+starts at 0. Inputs below 2^-126 count as 0, and so do results below it after rounding to 24 bits. For bf16 this is what Intel's tile
+instruction `tdpbf16ps` computes (`kernels.tiles`); here it is done by ordinary fused multiply-adds, for bf16 and fp32 alike. In the other
+order, `PAIRS`, which is faster on CPUs with AVX512-BF16 and without tiles, an output is one chain of all pairs (`kernels.pairs`).
 
-A weight [N, K] is stored in panels of `PANEL` outputs (the last one filled up with zeros): the pairs of inputs ascending, and for each
-pair one 32-bit word per output in bf16, or the 32 outputs' even and then their odd input in fp32.
+A weight [N, K] is stored in panels of `PANEL` outputs (the last one padded with zeros): pairs of inputs in ascending order, and for each
+pair one 32-bit word per output in bf16, or the 32 outputs' even inputs followed by their odd inputs in fp32.
 """
 
 from __future__ import annotations
@@ -43,25 +42,25 @@ BLOCK = 32  # inputs
 _VECTOR = 4 * WIDE  # bytes
 _LONG, _WORD, _BYTE, _FLOAT = ir.IntType(64), ir.IntType(32), ir.IntType(8), ir.FloatType()
 _FLOATS, _WORDS = ir.VectorType(_FLOAT, WIDE), ir.VectorType(_WORD, WIDE)
-_AHEAD = 2048  # bytes by which a weight is prefetched ahead of its use
+_AHEAD = 2048  # prefetch distance for weights, in bytes
 
 
 _WIDE_REGISTERS = IS_ARM or "avx512f" in cpu_features()  # 32 registers instead of 16
 ROWS = 6 if _WIDE_REGISTERS else 3
-"""The most rows that are computed at once: their chains fill the registers."""
+"""The most rows computed at once: their chains fill the registers."""
 CHUNK = 8
-"""Blocks of a panel that are used for all rows before the next ones."""
+"""Blocks of a panel that all rows use before the next ones, so that they stay in the cache."""
 FUSED, TILES, PAIRS = 0, 1, 2
-"""How a product is computed: the first two give the same bits."""
+"""How a product is computed; FUSED and TILES give the same bits."""
 _UNROLLED = 4  # pairs
-_WORTH_WIDENING = 24  # rows from which a bf16 panel is converted to fp32 first
+_WIDEN_ROWS = 24  # number of rows from which a bf16 panel is converted to fp32 first
 
 
-# ---------------------------------------------------------------- small numbers
+# ---------------------------------------------------------------- flushing subnormal numbers
 
 
 def _float_state(builder: Any) -> Any:
-    """The thread's control register for floating point, as 64 bits."""
+    """Read the thread's floating-point control register, as 64 bits."""
     if IS_ARM:
         read = ir.FunctionType(_LONG, [])
         return builder.call(cgutils.get_or_insert_function(builder.module, read, "llvm.aarch64.get.fpcr"), [])
@@ -93,7 +92,7 @@ def _flushing(builder: Any) -> Any:
 
 
 flush_small = operation(_flushing, types.int64)
-"""Makes this thread take and give numbers below 2^-126 as 0; returns its state before, for `restore`."""
+"""Makes this thread flush numbers below 2^-126 to 0, as inputs and results; returns the old state, for `restore`."""
 restore = operation(_set_float_state, types.void, types.int64)
 """Undoes `flush_small`."""
 
@@ -103,16 +102,16 @@ restore = operation(_set_float_state, types.void, types.int64)
 
 @njit(nogil=True, cache=True)
 def lay_out(address, rows, first, last, out_PXL):
-    """Fill panels [first, last) of out_PXL with a weight's rows of 32-bit words, turned; missing rows of the last panel are zeros.
+    """Fill panels [first, last) of out_PXL with a weight's rows of 32-bit words, transposed; missing rows of the last panel are zeros.
 
-    The weight is given by its address: torch never again resizes memory that numpy has seen, and FSDP resizes its weights'.
+    The weight is passed by address, because torch refuses to resize memory that numpy has viewed, and FSDP resizes its weights.
     """
     words = out_PXL.shape[1]
     words_NX = carray(pointer(address, out_PXL), (rows, words))
     for panel in range(first, last):
         begin = panel * PANEL
         count = min(PANEL, rows - begin)
-        for x in range(0, words, WIDE):  # a square of words at a time stays in the first cache
+        for x in range(0, words, WIDE):  # one square of words at a time, to stay in the L1 cache
             end = min(words, x + WIDE)
             for lane in range(count):
                 for word in range(x, end):
@@ -126,7 +125,7 @@ def lay_out(address, rows, first, last, out_PXL):
 
 
 def _even_and_odd(builder: Any, place: Any, offset: int, *, halves: bool) -> list[Any]:
-    """A vector of outputs' weights for the two inputs of a pair."""
+    """Load a vector of outputs' weights for the two inputs of a pair."""
     if not halves:
         return [
             builder.load(address_at(builder, place, offset + odd * 2 * _VECTOR, _FLOATS), align=4) for odd in (0, 1)
@@ -138,7 +137,7 @@ def _even_and_odd(builder: Any, place: Any, offset: int, *, halves: bool) -> lis
 
 
 def _pair(builder: Any, xs: list[Any], place: Any, chains: list[Any], *, vectors: int, halves: bool) -> list[Any]:
-    """The chains after one more pair of inputs; they are ordered by row, vector, even or odd."""
+    """Emit one more pair of inputs; return the chains, ordered by row, vector, even or odd."""
     grown = list(chains)
     for vector in range(vectors):
         weights = _even_and_odd(builder, place, vector * _VECTOR, halves=halves)
@@ -151,7 +150,7 @@ def _pair(builder: Any, xs: list[Any], place: Any, chains: list[Any], *, vectors
 
 
 def _chains_of_block(builder: Any, xs: list[Any], panel: Any, *, vectors: int, halves: bool, ask: bool) -> list[Any]:
-    """The finished chains of one block."""
+    """Emit one block; return its finished chains."""
     size, zero = _pair_bytes(halves), ir.Constant(_FLOATS, [0.0] * WIDE)
 
     def pairs(index: Any, chains: list[Any]) -> list[Any]:
@@ -174,7 +173,10 @@ def _pair_bytes(halves: bool) -> int:
 
 
 def _adding(rows: int, vectors: int, *, halves: bool) -> Any:
-    """``add(x, step, weight, blocks, out)``: add blocks to the sums [rows, vectors * WIDE] at address `out`, whose rows are PANEL apart."""
+    """Return ``add(x, step, weight, blocks, out)``, which adds blocks to the sums [rows, vectors * WIDE] at address `out`.
+
+    Rows of the sums are PANEL numbers apart.
+    """
 
     def body(builder: Any) -> None:
         x, step, weight, blocks, out = builder.function.args
@@ -203,9 +205,9 @@ def _widened(builder: Any, words: Any, out: Any) -> None:
 
 
 _widen = operation(_widened, types.void, types.intp, types.intp)
-"""Stores the two bf16 of each of 16 words at an address as fp32: the first ones at another, the second ones PANEL later."""
+"""Widens 16 words of two bf16 at an address to fp32: the first of each to another address, the second PANEL numbers later."""
 _VECTORS = 2 if _WIDE_REGISTERS else 1
-_PART, _ROW = _VECTORS * WIDE * 4, PANEL * 4  # bytes of the outputs computed at once, and of a panel's
+_PART, _ROW = _VECTORS * WIDE * 4, PANEL * 4  # bytes of the sums computed at once, and of a panel's sums
 _halves_most, _halves_two, _halves_one = (
     _adding(rows, vectors, halves=True) for rows, vectors in ((ROWS, _VECTORS), (2, _VECTORS), (1, 2))
 )
@@ -229,7 +231,7 @@ def _add_halves(x, step, rows, weight, blocks, sums_MX):
 
 @njit(nogil=True, cache=True)
 def _add_floats(x, step, rows, weight, blocks, sums_MX):
-    """The same with a panel in fp32."""
+    """Add some blocks of an fp32 panel to the sums of all rows."""
     out, whole = sums_MX.ctypes.data, rows // ROWS * ROWS
     for at in range(0, _ROW, _PART):
         for m in range(0, whole, ROWS):
@@ -242,7 +244,7 @@ def _add_floats(x, step, rows, weight, blocks, sums_MX):
 
 @njit(nogil=True, cache=True)
 def _fused_sums(x, step, rows, weight, blocks, halves, sums_MX, wide):
-    """`panel_sums` by fused multiply-adds. The panel's blocks are taken a few at a time, so that they stay in the first cache."""
+    """Compute `panel_sums` by fused multiply-adds, a few of the panel's blocks at a time, so that they stay in the L1 cache."""
     sums_MX[:rows] = 0
     before = flush_small()
     for first in range(0, blocks, CHUNK):
@@ -250,7 +252,7 @@ def _fused_sums(x, step, rows, weight, blocks, halves, sums_MX, wide):
         row, pair = x + first * BLOCK * 4, first * BLOCK // 2
         if not halves:
             _add_floats(row, step, rows, weight + pair * PANEL * 8, count, sums_MX)
-        elif rows < _WORTH_WIDENING:
+        elif rows < _WIDEN_ROWS:
             _add_halves(row, step, rows, weight + pair * PANEL * 4, count, sums_MX)
         else:
             words, floats = weight + pair * PANEL * 4, wide.ctypes.data
@@ -268,9 +270,9 @@ def _fused_sums(x, step, rows, weight, blocks, halves, sums_MX, wide):
 def panel_sums(x, step, rows, weight, inputs, how, halves, sums_MX, wide):
     """Fill the first rows of sums_MX [M, PANEL] with the products of `rows` rows and one panel.
 
-    Row i begins at address x + i * step and the panel at `weight`; both hold `inputs` numbers, a multiple of 32: the panel in bf16 if
-    `halves`, else in fp32, and the rows as `lined_up` left them. `how` is FUSED, TILES or PAIRS. `wide` is scratch space
-    [CHUNK * BLOCK, PANEL] of the thread's own.
+    Row i begins at address x + i * step, the panel at `weight`. Both hold `inputs` numbers, a multiple of 32: the panel in bf16 if
+    `halves`, else in fp32, the rows as `prepare_rows` returns them. `how` is FUSED, TILES or PAIRS. `wide` is the thread's scratch space
+    [CHUNK * BLOCK, PANEL].
     """
     if how == TILES:
         tile_sums(x, step, rows, weight, inputs // BLOCK, sums_MX, False)
@@ -281,11 +283,11 @@ def panel_sums(x, step, rows, weight, inputs, how, halves, sums_MX, wide):
 
 
 @njit(nogil=True, cache=True)
-def lined_up(x_MK, first, rows, inputs, how, space):
-    """The address of rows [first, first + rows) as `panel_sums` reads them, and the bytes from one row to the next.
+def prepare_rows(x_MK, first, rows, inputs, how, space):
+    """Prepare rows [first, first + rows) for `panel_sums`; return their address, and the bytes from one row to the next.
 
-    They are filled up with zeros to `inputs` numbers, in fp32 for FUSED, else in bf16, in `space` [rows, inputs] of fp32, if they are not
-    so already.
+    Rows must be padded with zeros to `inputs` numbers, in fp32 for FUSED, else in bf16. Rows that are not are copied to `space`
+    [rows, inputs] of fp32.
     """
     size = x_MK.shape[1]
     width = x_MK.strides[0]

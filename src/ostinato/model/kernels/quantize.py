@@ -1,13 +1,13 @@
 # pyright: basic, reportCallIssue=false
-"""Quantisation of rows to a scale and 8-bit integer levels, after a Hadamard rotation.
+"""Quantisation of rows to 8-bit integer levels with one scale each, after a Hadamard rotation.
 
-A row is first rotated. For a rotated row x with a = max |x_d|: the scale is a / 127, level d is x_d (127 / a)
-rounded to nearest, ties to even, so that |level| <= 127. A row that is almost zero has scale 0 and levels 0. A row with a NaN or an
-infinity has the scale NaN, so all results from it are NaN.
+For a rotated row x with a = max |x_d|: the scale is a / 127, and level d is x_d (127 / a) rounded to nearest, ties to even, so that
+|level| <= 127. A row that is almost zero has scale 0 and levels 0. A row with a NaN or an infinity has scale NaN, so all results from it
+are NaN.
 
-The rotation leaves no channel much larger than the others when a row gets one scale. A row times H, and a weight's rows times H: since H
-Hᵀ = b I, the products are b times those without it (QuaRot, arXiv 2404.00456). H is block diagonal, with Sylvester's matrix of b entries
-of +1 and -1 in each block; b is the largest power of two that divides the width.
+The rotation spreads outlier channels, because a row has only one scale. Activations and the weight's rows are both multiplied by H: since
+H Hᵀ = b I, products are b times those without it (QuaRot, arXiv 2404.00456). H is block diagonal; each block is Sylvester's b x b matrix
+of +1 and -1, where b is the largest power of two that divides the width.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from ostinato.model.kernels.vector import (
 
 @njit(nogil=True, cache=True)
 def block(width):
-    """The number b of entries in a block; 1, which rotates nothing, for a width that is no multiple of 16."""
+    """Return the size b of a block of H; 1, which means no rotation, for a width that is not a multiple of 16."""
     return width & -width if width % WIDE == 0 else 1
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def rotate_row(x_ND, n, y_1D):
-    """y_1D[0] = x_ND[n] H; x is float32, or bf16 held as uint16, y is float32."""
+    """Compute y_1D[0] = x_ND[n] H; x is float32, or bf16 stored as uint16, y is float32."""
     dim = x_ND.shape[1]
     size = block(dim)
     if size == 1:
@@ -64,7 +64,7 @@ def rotate_row(x_ND, n, y_1D):
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def rotate(x_ND, y_ND):
-    """y_ND = x_ND H."""
+    """Compute y_ND = x_ND H."""
     for n in range(len(x_ND)):
         rotate_row(x_ND, n, y_ND[n : n + 1])
 
@@ -72,14 +72,14 @@ def rotate(x_ND, y_ND):
 # ---------------------------------------------------------------- levels
 
 
-LEVELS = 127  # to either side of zero
+LEVELS = 127  # on either side of zero
 _MOST = np.float32(LEVELS)
-_LEAST = np.float32(1e-30)  # below it the reciprocal of a row's largest number would overflow
+_LEAST = np.float32(1e-30)  # below it, the factor 127 / a could overflow
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def to_levels(x_ND, levels_ND, scales_N):
-    """Fill the first columns of levels_ND (uint8) with level + 128, and scales_N."""
+    """Quantise rows: fill the first columns of levels_ND (uint8) with level + 128, and scales_N with the scales."""
     rows, dim = x_ND.shape
     whole = dim // WIDE * WIDE
     nothing, shift = all16(np.float32(0.0)), all16(ROUND)

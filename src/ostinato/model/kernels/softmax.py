@@ -1,9 +1,9 @@
 # pyright: basic, reportCallIssue=false
-"""Log-probabilities over the vocabulary and draws from it: one definition for the sampler and for the trainer.
+"""Softmax over the vocabulary, log-probabilities and sampling: one definition for sampler and trainer.
 
 Per row, with s_i = logit_i / temperature in fp32: m = max s; e_i = exp(s_i - m); the e_i of each tile of `TILE` tokens are summed in
-16 lanes (lane = i mod 16, ascending; folded 8, 4, 2, 1), the tiles' sums are added in fp64, ascending. Then
-log p_i = (s_i - m) - log(sum) in fp64, rounded to fp32 once. Nothing as large as the vocabulary is written.
+16 lanes (lane = i mod 16, ascending; folded 8, 4, 2, 1), and the tiles' sums are added in fp64, ascending. Then
+log p_i = (s_i - m) - log(sum) in fp64, rounded to fp32 once. No array of the vocabulary's size is written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OFF = np.float32(-np.inf)
 
 @inlined
 def highest(logits_MV, r):
-    """The row's maximum. A NaN may be ignored here, because it shows in the sums."""
+    """Return the row's maximum. May ignore a NaN, which shows in the sums."""
     vocab = logits_MV.shape[1]
     whole = vocab // LANES * LANES
     tops = all16(_OFF)
@@ -36,10 +36,10 @@ def highest(logits_MV, r):
 
 @inlined
 def _sum(logits_MV, r, start, stop, t, top, rest):
-    """The sum of exp(s - top) over tokens [start, stop). `rest` is a buffer for 16 numbers."""
+    """Return the sum of exp(s - top) over tokens [start, stop). `rest` is a buffer for 16 numbers."""
     even = start + (stop - start) // LANES * LANES
     sums = all16(np.float32(0.0))
-    if t == np.float32(1.0):  # the common case: dividing costs as much as the rest
+    if t == np.float32(1.0):  # the common case: the division would cost as much as the rest
         for i in range(start, even, LANES):
             sums = add16(sums, exp16(sub16(load16(logits_MV, r, i), all16(top))))
     else:
@@ -70,7 +70,7 @@ def normalise(logits_MV, temperatures_M, tops_M, sums_MK, totals_M):
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def logprobs(logits_MV, temperatures_M, tops_M, totals_M, tokens_M, out_M):
-    """The log-probability of one token per row, from the results of `normalise`."""
+    """Fill out_M with the log-probability of one token per row, from the results of `normalise`."""
     for r in range(logits_MV.shape[0]):
         s = load(logits_MV[r, tokens_M[r]]) / temperatures_M[r]
         out_M[r] = np.float32(np.float64(s - tops_M[r]) - log64(totals_M[r]))
@@ -78,7 +78,7 @@ def logprobs(logits_MV, temperatures_M, tops_M, totals_M, tokens_M, out_M):
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def invert(logits_MV, temperatures_M, tops_M, sums_MK, totals_M, u_M, tokens_M):
-    """The token at which the running sum of probabilities passes u, for u in [0, 1); u < 0 asks for the likeliest token."""
+    """Draw by inversion: the token at which the cumulative probability passes u in [0, 1); the most likely token for u < 0."""
     rows, vocab = logits_MV.shape
     for r in range(rows):
         t, top = temperatures_M[r], tops_M[r]
@@ -101,7 +101,7 @@ def invert(logits_MV, temperatures_M, tops_M, sums_MK, totals_M, u_M, tokens_M):
         for i in range(tile * TILE, min(tile * TILE + TILE, vocab)):
             mass = exp(load(logits_MV[r, i]) / t - top)
             if mass > 0.0:
-                token = i  # rounding may leave the running sum short of the target: then the last possible token
+                token = i  # the last possible token, if rounding leaves the sum short of the target
                 before += mass
                 if before > target:
                     break
@@ -114,8 +114,9 @@ _30, _27, _31, _11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def race(logits_MV, temperatures_M, tops_M, rows_P, keys_P, tokens_M):
-    """The winner of an exponential race in each of these rows: the least E_i / p_i, where E_i = -log u_i is SplitMix64's number i from the
-    row's key. It wins with probability p_i, and as E_i is the same for whatever p, near distributions mostly have one winner.
+    """Draw by an exponential race in each of these rows: the token with the smallest E_i / p_i, where E_i = -log u_i and u_i is number i of
+    the row's SplitMix64 stream. Token i wins with probability p_i. E_i does not depend on p, so similar distributions mostly have the same
+    winner.
     """
     for i in range(len(rows_P)):
         r = rows_P[i]
@@ -128,7 +129,7 @@ def race(logits_MV, temperatures_M, tops_M, rows_P, keys_P, tokens_M):
                 z = (state ^ (state >> _30)) * _FIRST
                 z = (z ^ (z >> _27)) * _SECOND
                 u = (np.float64((z ^ (z >> _31)) >> _11) + 1.0) * 2.0**-53
-                if 1.0 - u < best * mass and -log64(u) < best * mass:  # -log u >= 1 - u, which is quickly had
+                if 1.0 - u < best * mass and -log64(u) < best * mass:  # -log u >= 1 - u, which is cheap to test first
                     best, token = -log64(u) / mass, v
         tokens_M[r] = token
 

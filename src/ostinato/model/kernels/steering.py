@@ -1,16 +1,16 @@
 # pyright: basic, reportCallIssue=false
-"""Steers one row of logits: adds to some of them under a cap of KL(steered || base), in fp64 and in a fixed order.
+"""Steers one row of logits: adds to some of them, scaled so that KL(steered || base) stays within a cap, in fp64 and in a fixed order.
 
-Logits l, temperature T, x_i = fl32(l_i / T). Over the tokens that are not steerable, with m = max x, the logarithm R of their mass is
-m + log sum exp(x_i - m) (tiles of `TILE` tokens of the vocabulary, in 8 lanes each, lane = i mod 8, ascending; folded 4, 2, 1; tiles
-ascending). A scale s moves l_v to l'_v = fl32(l_v + fl32(s push_v)) for the steerable tokens v, and x_v by d_v = fl32(l'_v / T) - x_v,
-which is exact. No other logit moves, so that with A(d) = log(exp R + sum exp(x_v + d_v)) and q_v = exp(x_v + d_v - A(d))
+Notation: logits l, temperature T, x_i = fl32(l_i / T). Over the tokens that are not steerable, with m = max x, the logarithm of their mass
+is R = m + log sum exp(x_i - m) (tiles of `TILE` tokens of the vocabulary, in 8 lanes each, lane = i mod 8, ascending; folded 4, 2, 1;
+tiles ascending). A scale s moves l_v to l'_v = fl32(l_v + fl32(s push_v)) for the steerable tokens v, and so x_v by
+d_v = fl32(l'_v / T) - x_v, which is exact. No other logit moves. So with A(d) = log(exp R + sum exp(x_v + d_v)) and
+q_v = exp(x_v + d_v - A(d)),
 
     KL(steered || base) = sum q_v d_v - (A(d) - A(0)),
 
-one pass over the steerable tokens: the Bregman divergence of an exponential family's log-partition function A (Wainwright and Jordan,
-Graphical Models, Exponential Families, and Variational Inference, 2008). The probability of a token that nobody may sample (-inf) is 0 and
-stays so.
+which takes one pass over the steerable tokens. It is the Bregman divergence of an exponential family's log-partition function A (Wainwright
+and Jordan, Graphical Models, Exponential Families, and Variational Inference, 2008). A token with logit -inf keeps its probability of 0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ostinato.model.kernels.softmax import highest
 
 TILE, LANES = 512, 8
 STEPS = 12
-"""Bisections of the scale. It is one of 0, 1 / 4096, ..., 1."""
+"""Bisection steps for the scale, which is one of 0, 1 / 4096, ..., 1."""
 _LOG2E = 1.4426950408889634
 _ROUND = 6755399441055744.0  # 1.5 * 2^52: adding it leaves a rounded integer in the low mantissa bits
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
@@ -41,12 +41,12 @@ def _times_power(builder: Any, value: Any, shifted: Any) -> Any:
 
 
 _scaled = operation(_times_power, *[types.float64] * 3)
-"""A value times 2 to the power of the integer in the low mantissa bits of another, for normal float64 results."""
+"""Multiplies a value by 2 to the power of the integer in the low mantissa bits of another, for normal float64 results."""
 
 
 @inlined
 def _exp(x):
-    """Exp of x <= 0 to about 1 ulp, in float64: a Taylor polynomial of degree 13 without a branch; 0 below -700, NaN for NaN."""
+    """Return exp(x) for x <= 0 to about 1 ulp, in float64: a Taylor polynomial of degree 13 without branches; 0 below -700, NaN for NaN."""
     shifted = x * _LOG2E + _ROUND
     n = shifted - _ROUND
     r = (x - n * _LN2_HIGH) - n * _LN2_LOW
@@ -60,13 +60,13 @@ def _exp(x):
 
 @inlined
 def _total(logits_V, t, top):
-    """The sum of exp(x - top) over the vocabulary."""
+    """Return the sum of exp(x - top) over the vocabulary."""
     vocab = len(logits_V)
     part_T, sums_L = np.empty(TILE, np.float64), np.empty(LANES, np.float64)
     total = 0.0
     for start in range(0, vocab, TILE):
         stop = min(start + TILE, vocab)
-        row = logits_V[start:stop]  # a loop over a slice is vectorised
+        row = logits_V[start:stop]  # a slice, so that LLVM vectorises the loop
         for i in range(len(row)):
             part_T[i] = _exp(np.float64(row[i] / t) - top)
         part_T[len(row) :] = 0.0
@@ -85,7 +85,7 @@ def _total(logits_V, t, top):
 
 @inlined
 def _log_sum(rest, x_M, d_M):
-    """log(exp(rest) + sum exp(x + d)), relative to the largest."""
+    """Return log(exp(rest) + sum exp(x + d)), computed relative to the largest exponent."""
     top = rest
     for m in range(len(x_M)):
         top = max(top, x_M[m] + d_M[m])
@@ -97,7 +97,7 @@ def _log_sum(rest, x_M, d_M):
 
 @inlined
 def _divergence(logits_M, t, pushes_M, x_M, rest, base, scale, d_M, steered_M):
-    """KL(steered || base) at a scale; fills d_M and steered_M with what the tokens' x are moved by and their steered probabilities."""
+    """Return KL(steered || base) at a scale; fill d_M with the moves of the tokens' x, and steered_M with their steered probabilities."""
     for m in range(len(x_M)):
         moved = (logits_M[m] + scale * pushes_M[m]) / t
         d_M[m] = np.float64(moved) - x_M[m] if x_M[m] > -np.inf else 0.0
@@ -111,10 +111,10 @@ def _divergence(logits_M, t, pushes_M, x_M, rest, base, scale, d_M, steered_M):
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def steer(logits_V, t, tokens_M, pushes_M, cap, directions_KM, means_K, found):
-    """Add s * pushes to the fp32 logits of ascending tokens, in place, with the largest scale s found at which KL(steered || base) <= cap.
+    """Add s * pushes to the fp32 logits of ascending tokens, in place, with the largest scale s (bisected) with KL(steered || base) <= cap.
 
-    Fills means_K with the mean of each row of directions_KM [K, M] under the steered distribution (fp64, ascending), and `found` with KL
-    and s, both of what was added, roundings included. If the logits hold a NaN or +inf nothing is added, and KL and s are 0.
+    Fills means_K with the mean of each row of directions_KM [K, M] under the steered distribution (fp64, ascending), and `found` with the
+    KL and s of what was added, roundings included. If the logits hold a NaN or +inf, nothing is added, and KL and s are 0.
     """
     count = len(tokens_M)
     logits_M, x_M = np.empty(count, np.float32), np.empty(count, np.float64)

@@ -1,9 +1,9 @@
 # pyright: basic, reportCallIssue=false
-"""How threads share the phases of one computation inside a kernel, without locks or a barrier of all threads.
+"""A barrier for the phases of one computation inside a kernel: threads share the work of each phase, without locks.
 
-Each thread runs the same phases in the same order. In a phase it takes one piece of work after another until none is left, and goes on
-when all pieces are done, by whichever threads. So a thread that comes late, or never, delays no other: a late one finds the phases done
-and passes through. Counters [phases, 16], zeros at the start, belong to one computation.
+Each thread runs the same phases in the same order. In a phase it claims one piece of work after another until none is left, then waits
+until all pieces are done, by whichever threads. It never waits for a particular thread: one that starts late finds the phases done and
+passes through, and one that never starts delays nobody. Each computation has its own counters [phases, 16], initially zero.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from numba.extending import intrinsic
 from ostinato.model.kernels.arithmetic import inlined, operation
 from ostinato.model.kernels.processor import IS_ARM
 
-TAKEN, DONE = 0, 8  # columns: a cache line each
+TAKEN, DONE = 0, 8  # columns, on cache lines of their own
 COLUMNS = 16
 _LONG = ir.IntType(64)
-_PATIENCE = 4000  # checks, some 50 us, before a waiting thread offers its core to others
+_SPINS = 4000  # checks, about 50 us, before a waiting thread yields its core
 
 
 def _counter(context: Any, builder: Any, kind: Any, counters: Any, phase: Any, column: Any) -> Any:
@@ -31,8 +31,8 @@ def _counter(context: Any, builder: Any, kind: Any, counters: Any, phase: Any, c
 
 
 @intrinsic
-def _next(typingctx: Any, counters: Any, phase: Any, column: Any) -> Any:
-    """Raise the counter by one, and return its value before."""
+def _increment(typingctx: Any, counters: Any, phase: Any, column: Any) -> Any:
+    """Increment the counter atomically; return its old value."""
     del typingctx, phase, column
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -43,8 +43,8 @@ def _next(typingctx: Any, counters: Any, phase: Any, column: Any) -> Any:
 
 
 @intrinsic
-def _look(typingctx: Any, counters: Any, phase: Any, column: Any) -> Any:
-    """The counter's current value; everything written before it was raised is then visible."""
+def _read(typingctx: Any, counters: Any, phase: Any, column: Any) -> Any:
+    """Read the counter with acquire semantics: everything written before its increments is then visible."""
     del typingctx, phase, column
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -53,7 +53,7 @@ def _look(typingctx: Any, counters: Any, phase: Any, column: Any) -> Any:
     return types.int64(counters, types.int64, types.int64), generate
 
 
-def _resting(builder: Any, yielding: Any) -> None:
+def _pausing(builder: Any, yielding: Any) -> None:
     if IS_ARM:
         hint = ir.FunctionType(ir.VoidType(), [ir.IntType(32)])
         wait = cgutils.get_or_insert_function(builder.module, hint, "llvm.aarch64.hint")
@@ -66,26 +66,26 @@ def _resting(builder: Any, yielding: Any) -> None:
         builder.call(cgutils.get_or_insert_function(builder.module, kind, "sched_yield"), [])
 
 
-_rest = operation(_resting, types.void, types.boolean)
-"""A short pause; if its argument is true, the core is offered to other threads."""
+_pause = operation(_pausing, types.void, types.boolean)
+"""Pauses briefly; if its argument is true, yields the core to other threads."""
 
 
 @inlined
 def claim(counters, phase):
-    """The number of a piece of work that no other thread does; a phase's pieces count from 0, and a number too high means none is left."""
-    return _next(counters, phase, TAKEN)
+    """Claim the next piece of a phase's work; return its number, counted from 0. Beyond the last piece, no work is left."""
+    return _increment(counters, phase, TAKEN)
 
 
 @inlined
 def finished(counters, phase):
     """Report that a piece is done."""
-    _next(counters, phase, DONE)
+    _increment(counters, phase, DONE)
 
 
 @inlined
 def await_all(counters, phase, pieces):
     """Wait until all of the phase's pieces are done."""
-    looks = 0
-    while _look(counters, phase, DONE) < pieces:
-        looks += 1
-        _rest(looks > _PATIENCE)
+    spins = 0
+    while _read(counters, phase, DONE) < pieces:
+        spins += 1
+        _pause(spins > _SPINS)

@@ -1,11 +1,12 @@
 # pyright: basic, reportCallIssue=false
-"""Matrix products in bf16 with the CPU's tiles (Intel AMX), in the order of additions of `kernels.product`, which is `tdpbf16ps`'s own.
+"""Matrix products in bf16 and int8 with the CPU's tiles (Intel AMX).
 
-The same of 8-bit integers, whose sums are exact (`kernels.int8_product`).
+In bf16 the order of additions is that of the instruction `tdpbf16ps`, which `kernels.product` defines as its own. Integer sums are exact
+(`kernels.int8_product`).
 
-A weight tile is 16 pairs of inputs, or fours of bytes, by 16 outputs: 16 rows of 64 bytes, 128 bytes apart, of a panel. Up to 32 rows
-are computed at once, by two tiles of rows and two of outputs; a tile of fewer rows costs less, so the last rows have a configuration of
-their own.
+A weight tile is 16 pairs of bf16 inputs, or 16 groups of four bytes, by 16 outputs: 16 rows of 64 bytes, 128 bytes apart, in a panel. Up
+to 32 rows are computed at once, by two tiles of rows and two of outputs. A tile with fewer rows costs less, so the last rows get a tile
+configuration of their own.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from ostinato.model.kernels.processor import cpu_features
 from ostinato.model.kernels.vector import PANEL, prefetch
 
 HAS_TILES = {"amx-tile", "amx-bf16", "amx-int8"} <= cpu_features()
-"""Whether the kernel is compiled; the system must also allow it (`processor.tiles_allowed`)."""
+"""Whether the kernel is compiled; the operating system must also allow tiles (`processor.tiles_allowed`)."""
 _BYTE = ir.IntType(8)
 _TILE = 16  # rows
-_ROW = 4 * PANEL  # bytes of a pair in a panel, and of a row of sums
+_ROW = 4 * PANEL  # bytes of a pair of inputs in a panel, and of a row of sums
 _BLOCK = 16 * _ROW  # bytes
-_AHEAD = 8192  # bytes by which a weight is prefetched ahead of its use; beyond 16 rows it is not worth it
+_AHEAD = 8192  # prefetch distance for weights in bytes; beyond 16 rows prefetching does not pay
 
 
 def _call(builder: Any, name: str, args: list[Any]) -> None:
@@ -36,7 +37,7 @@ def _call(builder: Any, name: str, args: list[Any]) -> None:
 
 
 def _operation(name: str, *tiles: int, address: bool = False, step: bool = False) -> Any:
-    """An instruction on tiles with these numbers, and on memory at an address, whose rows are `step` bytes apart."""
+    """Return a tile instruction on tiles with these numbers; with `address` and `step`, on memory whose rows are `step` bytes apart."""
 
     def generate(builder: Any, *args: Any) -> None:
         values = [ir.Constant(_BYTE, tile) for tile in tiles]
@@ -60,7 +61,7 @@ _bytes046, _bytes147, _bytes256, _bytes357 = (_operation("tdpbusd", *tiles) for 
 
 @njit(nogil=True, cache=True)
 def _shape(config, rows):
-    """Fill the 64 bytes of a configuration for 1 to 32 rows."""
+    """Fill the 64 bytes of a tile configuration for 1 to 32 rows."""
     upper, lower = min(rows, _TILE), max(rows - _TILE, 1)
     config[:] = 0
     config[0] = 1
@@ -74,7 +75,7 @@ def _shape(config, rows):
 def by_tiles(x, step, rows, weight, blocks, sums_MX, int8):
     """Fill the first rows of sums_MX with the products of rows at addresses x + i * step and the panel at `weight`.
 
-    Rows and panel are bf16. If `int8`, they are unsigned and signed bytes, and the sums 32-bit integers in the place of floats.
+    Rows and panel are bf16. With `int8`, they are unsigned and signed bytes, and the sums are 32-bit integers stored in place of floats.
     """
     config = np.empty(64, np.uint8)
     shaped = 0
@@ -122,9 +123,9 @@ def by_tiles(x, step, rows, weight, blocks, sums_MX, int8):
 
 
 @njit(nogil=True, cache=True)
-def _absent(x, step, rows, weight, blocks, sums_MX, int8):
-    """In place of `by_tiles` where its instructions cannot be compiled; nobody chooses tiles there."""
+def _unsupported(x, step, rows, weight, blocks, sums_MX, int8):
+    """Stand in for `by_tiles` on CPUs without its instructions, where tiles are never chosen."""
     sums_MX[:rows] = np.nan
 
 
-tile_sums = njit(nogil=True, cache=True)(by_tiles) if HAS_TILES else _absent
+tile_sums = njit(nogil=True, cache=True)(by_tiles) if HAS_TILES else _unsupported

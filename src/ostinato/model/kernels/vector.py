@@ -1,9 +1,9 @@
 # pyright: basic, reportCallIssue=false
-"""A vector of sixteen floats, as a type that numba's functions can hold in variables.
+"""A SIMD vector of sixteen floats, as a type that numba functions can hold in variables.
 
-LLVM's own vectoriser carries sums in several lanes through memory: attention took 1.6 and log-softmax 4 times as long. A vector here is 16
-floats on every machine, and LLVM splits it to the CPU's width; each lane is the same chain of IEEE operations as in a scalar loop,
-so the bits are the same everywhere.
+With LLVM's own vectoriser, sums in several lanes go through memory: attention took 1.6 times as long, and log-softmax 4 times. A vector
+here is 16 floats on every machine, and LLVM splits it to the CPU's width. Each lane is the same chain of IEEE operations as in a scalar
+loop, so the bits are the same everywhere.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ostinato.model.kernels.arithmetic import (
 
 WIDE = 16
 PANEL = 2 * WIDE
-"""Outputs of a matrix whose weights lie together (`kernels.product`)."""
+"""Outputs per panel: their weights are stored together (`kernels.product`)."""
 _LONG, _INT, _HALF, _BYTE, _FLOAT = ir.IntType(64), ir.IntType(32), ir.IntType(16), ir.IntType(8), ir.FloatType()
 _FLOATS, _WORDS, _HALVES = (ir.VectorType(kind, WIDE) for kind in (_FLOAT, _INT, _HALF))
 _C7, _C6, _C5, _C4, _C3, _C2, _C1, _C0 = INVERSE_FACTORIALS
@@ -59,12 +59,12 @@ def _words(*each: int) -> ir.Constant:
 
 
 def address_at(builder: Any, address: Any, offset: int, kind: Any) -> Any:
-    """The pointer to a value of this kind, `offset` bytes beyond an address."""
+    """Return a pointer to a value of this type, `offset` bytes after an address."""
     return builder.inttoptr(builder.add(address, ir.Constant(_LONG, offset)), kind.as_pointer())
 
 
 def prefetch(builder: Any, place: Any, offset: int) -> None:
-    """Ask for the cache line `offset` bytes beyond an address, ahead of its use."""
+    """Prefetch the cache line `offset` bytes after an address."""
     kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _INT, _INT, _INT])
     hint = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     flags = [ir.Constant(_INT, flag) for flag in (0, 3, 1)]  # to read, keep near, data
@@ -72,15 +72,15 @@ def prefetch(builder: Any, place: Any, offset: int) -> None:
 
 
 def in_all_lanes(builder: Any, number: Any) -> Any:
-    """The vector that has this number of 32 bits in each lane."""
+    """Broadcast a 32-bit number to all lanes."""
     nothing = ir.Constant(ir.VectorType(number.type, WIDE), ir.Undefined)
     one = builder.insert_element(nothing, number, ir.Constant(_INT, 0))
     return builder.shuffle_vector(one, nothing, _words(0))
 
 
 def outlined(name: str, build: Callable[[Any], None]) -> Any:
-    """A function of five addresses or counts, which `build` writes once for each module. It is never inlined: copies of it would take long
-    to compile.
+    """Return a function of five addresses or counts, which `build` emits once per LLVM module. It is never inlined, because copies would
+    take long to compile.
     """
 
     def generate(builder: Any, *args: Any) -> None:
@@ -98,7 +98,9 @@ def outlined(name: str, build: Callable[[Any], None]) -> Any:
 def loop(
     builder: Any, count: Any, step: int, firsts: list[Any], body: Callable[[Any, list[Any]], list[Any]]
 ) -> list[Any]:
-    """Values in registers after a loop from 0 to a `count` above 0 by `step`, `firsts` before it: `body(index, values)` gives the next."""
+    """Emit a loop over 0, step, ... below `count` (above 0) with values in registers: `firsts` before it, `body(index, values)` after each
+    pass. Returns the final values.
+    """
     before, inside, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
     builder.branch(inside)
     builder.position_at_end(inside)
@@ -115,26 +117,26 @@ def loop(
 
 
 def fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    """The instruction for a * b + c in all lanes, rounded once."""
+    """Emit a fused multiply-add: a * b + c in all lanes, rounded once."""
     kind = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{WIDE}f32"), [a, b, c])
 
 
 def _times_power(builder: Any, p: Any, shifted: Any) -> Any:
-    """P * 2^n, where n is in the low mantissa bits of `shifted`."""
+    """Emit p * 2^n, where n is in the low mantissa bits of `shifted`."""
     exponent = builder.shl(builder.bitcast(shifted, _WORDS), _words(23))
     return builder.bitcast(builder.add(builder.bitcast(p, _WORDS), exponent), _FLOATS)
 
 
 def _tail(builder: Any, y: Any, x: Any) -> Any:
-    """Y where x > LOWEST, 0 below, NaN for NaN."""
+    """Emit y where x > LOWEST, else 0; NaN for a NaN."""
     lowest = ir.Constant(_FLOATS, [float(LOWEST)] * WIDE)
     rest = builder.select(builder.fcmp_unordered("uno", x, x), x, ir.Constant(_FLOATS, [0.0] * WIDE))
     return builder.select(builder.fcmp_ordered(">", x, lowest), y, rest)
 
 
 def _folded(builder: Any, value: Any, join: Callable[[Any, Any], Any]) -> Any:
-    """Lane 0 after joining lanes that are 8, 4, 2 and 1 apart."""
+    """Emit a horizontal reduction: join lanes that are 8, 4, 2 and 1 apart, and return lane 0."""
     for apart in (8, 4, 2, 1):
         other = builder.shuffle_vector(value, value, _words(*((lane + apart) % WIDE for lane in range(WIDE))))
         value = join(value, other)
@@ -149,7 +151,7 @@ def _hadamard(builder: Any, value: Any) -> Any:
     return value
 
 
-_ONE, _TWO, _THREE = ([v16] * (1 + count) for count in (1, 2, 3))  # types: of the result and of so many vectors
+_ONE, _TWO, _THREE = ([v16] * (1 + count) for count in (1, 2, 3))  # types of the result and of 1, 2, 3 vector arguments
 fma16 = operation(fused, *_THREE)
 add16 = operation(lambda builder, a, b: builder.fadd(a, b), *_TWO)
 sub16 = operation(lambda builder, a, b: builder.fsub(a, b), *_TWO)
@@ -165,13 +167,13 @@ pick16 = operation(
 _power16 = operation(_times_power, *_TWO)
 _tail16 = operation(_tail, *_TWO)
 all16 = operation(in_all_lanes, v16, types.float32)
-"""A float32 in all lanes."""
+"""Broadcasts a float32 to all lanes."""
 away16 = operation(
     lambda builder, value: builder.bitcast(builder.or_(builder.bitcast(value, _WORDS), _words(1 << 31)), _FLOATS), *_ONE
 )
-"""-|value|: every sign bit set."""
+"""-|value|: sets every sign bit."""
 hadamard16 = operation(_hadamard, *_ONE)
-"""The sixteen lanes times the 16 x 16 Hadamard matrix of +1 and -1 (Sylvester's order), joined 1, 2, 4 and 8 apart."""
+"""Multiplies the lanes by the 16 x 16 Hadamard matrix of +1 and -1 (Sylvester's order), joining lanes 1, 2, 4 and 8 apart."""
 sum16 = operation(lambda builder, value: _folded(builder, value, builder.fadd), types.float32, v16)
 """The sum of the lanes, folded 8, 4, 2, 1."""
 top16 = operation(
@@ -183,7 +185,7 @@ top16 = operation(
 
 
 def _place(context: Any, builder: Any, kind: Any, array: Any, row: Any, column: Any) -> Any:
-    """The address of array[row, column]; a row is contiguous."""
+    """Emit the address of array[row, column]; rows are contiguous."""
     made = context.make_array(kind)(context, builder, array)
     skip = builder.mul(row, builder.extract_value(made.strides, 0))
     return builder.gep(cgutils.pointer_add(builder, made.data, skip), [column])
@@ -191,7 +193,7 @@ def _place(context: Any, builder: Any, kind: Any, array: Any, row: Any, column: 
 
 @intrinsic
 def pointer(typingctx: Any, address: Any, like: Any) -> Any:
-    """A pointer, from an address, to numbers of the dtype of the array `like`."""
+    """Convert an address to a pointer to numbers of the dtype of the array `like`."""
     del typingctx, address
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -202,7 +204,7 @@ def pointer(typingctx: Any, address: Any, like: Any) -> Any:
 
 @intrinsic
 def load16(typingctx: Any, array: Any, row: Any, column: Any) -> Any:
-    """array[row, column : column + 16] as floats: float32, or bf16 held as uint16. Bounds are not checked."""
+    """Load array[row, column : column + 16], float32 or bf16 stored as uint16, as floats. Bounds are not checked."""
     del typingctx, row, column
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -217,7 +219,7 @@ def load16(typingctx: Any, array: Any, row: Any, column: Any) -> Any:
 
 @intrinsic
 def store16(typingctx: Any, array: Any, row: Any, column: Any, value: Any) -> Any:
-    """array[row, column : column + 16] = value; in bf16 rounded to nearest, ties to even; a NaN stays a NaN."""
+    """Store array[row, column : column + 16] = value; bf16 is rounded to nearest, ties to even, and a NaN stays a NaN."""
     del typingctx, row, column, value
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -233,7 +235,7 @@ def store16(typingctx: Any, array: Any, row: Any, column: Any, value: Any) -> An
 
 @intrinsic
 def store_bytes16(typingctx: Any, array: Any, row: Any, column: Any, value: Any) -> Any:
-    """array[row, column : column + 16] = the low byte of each lane's bits, plus 128; `array` is of uint8."""
+    """Store the low byte of each lane's bits, plus 128, in array[row, column : column + 16], which is uint8."""
     del typingctx, row, column, value
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -257,7 +259,7 @@ def _rounded(builder: Any, value: Any) -> Any:
 
 @intrinsic
 def round16(typingctx: Any, array: Any, value: Any) -> Any:
-    """The value as `array` would store it: unchanged in float32, rounded in bf16."""
+    """Round the value as `array` would store it: unchanged for float32, rounded for bf16."""
     del typingctx, value
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -291,7 +293,7 @@ def fetch(typingctx: Any, array: Any, first: Any) -> Any:
 
 @inlined
 def exp16(x):
-    """`arithmetic.exp` in every lane."""
+    """Compute `arithmetic.exp` in every lane."""
     shifted = fma16(x, all16(LOG2E), all16(ROUND))
     n = sub16(shifted, all16(ROUND))
     r = fma16(n, all16(np.float32(-LN2_LOW)), fma16(n, all16(np.float32(-LN2_HIGH)), x))
