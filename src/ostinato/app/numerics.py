@@ -322,7 +322,7 @@ def _examined(config: Config, dtype: torch.dtype, threads: tuple[int, ...]) -> M
 def form(
     config: Config, path: Path, name: str, architecture: str, dtype: torch.dtype, trial: Callable[[], EngineForm]
 ) -> EngineForm:
-    """Return the result of a trial of the engine's form `name` for an architecture on this machine: cached, or run now (`fused.TrialCache`)."""
+    """Return a trial's result for the engine's form `name` and an architecture on this machine: cached, or run now (`fused.TrialCache`)."""
     from ostinato.engine.embedded.fused import EngineForm
 
     about = hashlib.sha256(architecture.encode()).hexdigest()[:16]
