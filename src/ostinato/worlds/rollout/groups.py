@@ -312,8 +312,8 @@ def open_groups(events: Iterable[Event]) -> Mapping[int, RolloutGroup]:
 
 
 def set_back(events: Iterable[Event], lost: Iterable[int]) -> list[dict[str, Any]]:
-    """Return a journal's events after an older backup of the log was restored: the `lost` groups are given up, and the log is read again
-    from its start.
+    """Return a journal's events for use after an older backup of the log was restored: without the log's cursor, and with the `lost` groups
+    given up.
     """
     kept = [{name: value for name, value in event.items() if name != "after"} for event in events]
     return [*kept, *({"kind": "spent", "n": number} for number in lost)]
