@@ -179,7 +179,7 @@ async def test_planted_labels_are_found():
 
 def test_pure_parts():
     assert option_in(CLEAR, ' {"option": "so so"}\n') == "so so"
-    with pytest.raises(ValueError, match="nothing that could be mixed"):
+    with pytest.raises(ValueError, match="no pair has a value"):
         mixed([(1.0, None)])
     forth, back = (messages_about(CLEAR, {}, backwards=backwards)[0]["content"] for backwards in (False, True))
     assert forth.index('"clear"') < forth.index('"unclear"')
