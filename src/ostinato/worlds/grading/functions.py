@@ -161,25 +161,25 @@ class FunctionGrading(BaseModel, frozen=True, extra="forbid"):
 class FunctionGrader:
     """Implements `Grader` for function tasks. Each grading draws its inputs with a fresh random seed."""
 
-    def __init__(self, apart: IsolatedPrograms) -> None:
-        self._apart = apart
+    def __init__(self, programs: IsolatedPrograms) -> None:
+        self._programs = programs
 
     async def grade(self, task: Task, rollout: Rollout) -> Grade:
-        asked = read_data(FunctionGrading, task)
-        counted = CountedSources(sources=(asked.path, *asked.sources))
-        filtered = filter_changes(_written(asked, rollout), counted)
+        grading = read_data(FunctionGrading, task)
+        counted = CountedSources(sources=(grading.path, *grading.sources))
+        filtered = filter_changes(_written(grading, rollout), counted)
         seed = secrets.randbits(64)
-        drawn = await self._drawn(task, asked, seed)
-        answers = await self._answers(task, asked, filtered, [line[0] for line in drawn])
+        drawn = await self._drawn(task, grading, seed)
+        answers = await self._answers(task, grading, filtered, [line[0] for line in drawn])
         right = (
-            sum(_is_right(line, answer, asked) for line, answer in zip(drawn, answers, strict=False))
-            if asked.reference
+            sum(_is_right(line, answer, grading) for line, answer in zip(drawn, answers, strict=False))
+            if grading.reference
             else len(answers)
         )
         parts = {"answers": right / len(drawn)}
-        why = f"{right} of {len(drawn)} drawn inputs answered {'rightly' if asked.reference else 'at all'}"
-        if asked.holds:
-            held, groups = await self._relations(task, asked, drawn, answers)
+        why = f"{right} of {len(drawn)} drawn inputs answered {'rightly' if grading.reference else 'at all'}"
+        if grading.holds:
+            held, groups = await self._relations(task, grading, drawn, answers)
             parts["relations"] = held / groups
             why += f", {held} of {groups} relations hold"
         whole = not filtered.suspects and all(part == 1.0 for part in parts.values())
@@ -187,16 +187,18 @@ class FunctionGrader:
 
     async def _run(self, task: Task, spec: SandboxSpec, job: Mapping[str, Any]) -> ExecResult:
         """Run one job of `inside/answering.py` in a fresh sandbox."""
-        return await self._apart.run("answering", spec, stdin=json.dumps(job).encode(), timeout=task.grading.timeout_s)
+        return await self._programs.run(
+            "answering", spec, stdin=json.dumps(job).encode(), timeout=task.grading.timeout_s
+        )
 
-    async def _drawn(self, task: Task, asked: FunctionGrading, seed: int) -> list[Any]:
+    async def _drawn(self, task: Task, grading: FunctionGrading, seed: int) -> list[Any]:
         """Return the drawn inputs, with the reference's results if there is a reference."""
-        job: dict[str, Any] = {"draw": asked.draw, "vary": asked.vary, "seed": seed, "count": asked.draws}
-        if asked.reference:
-            job |= {"source": asked.reference, "name": asked.name}
+        job: dict[str, Any] = {"draw": grading.draw, "vary": grading.vary, "seed": seed, "count": grading.draws}
+        if grading.reference:
+            job |= {"source": grading.reference, "name": grading.name}
         result = await self._run(task, SandboxSpec(limits=task.spec.limits), job)
         drawn = lines_of(result.stdout)
-        if result.code != 0 or len(drawn) < asked.draws or len(drawn) % asked.draws:
+        if result.code != 0 or len(drawn) < grading.draws or len(drawn) % grading.draws:
             said = result.stderr.decode("utf-8", "replace")[-300:]
             raise Unavailable(
                 f"task {task.id!r}: its reference answered {len(drawn)} inputs and ended with {result.code}"
@@ -205,30 +207,30 @@ class FunctionGrader:
         return drawn
 
     async def _answers(
-        self, task: Task, asked: FunctionGrading, filtered: FilteredChanges, inputs: list[Any]
+        self, task: Task, grading: FunctionGrading, filtered: FilteredChanges, inputs: list[Any]
     ) -> list[Any]:
         """Return the results of the model's function, as far as it got through the inputs."""
         files = written_over(task.spec.files, filtered)
-        if asked.path not in files and not task.spec.layers:
+        if grading.path not in files and not task.spec.layers:
             return []
-        job = {"module": asked.path.removesuffix(".py").replace("/", "."), "name": asked.name, "inputs": inputs}
+        job = {"module": grading.path.removesuffix(".py").replace("/", "."), "name": grading.name, "inputs": inputs}
         result = await self._run(task, replace(task.spec, files=files), job)
         lines = await asyncio.to_thread(lines_of, result.stdout)  # on a thread: the model's code may send millions
         return [line for line in lines[: len(inputs)] if isinstance(line, list) and len(line) == 3]
 
     async def _relations(
-        self, task: Task, asked: FunctionGrading, drawn: list[Any], answers: list[Any]
+        self, task: Task, grading: FunctionGrading, drawn: list[Any], answers: list[Any]
     ) -> tuple[int, int]:
         """Return how many relations hold, and how many there are."""
-        size = len(drawn) // asked.draws
+        size = len(drawn) // grading.draws
         pairs = [[line[0], _returned(answer)] for line, answer in zip(drawn, answers, strict=False)]
         groups = [pairs[at : at + size] for at in range(0, len(pairs), size)]
         whole = [group for group in groups if len(group) == size and all(pair[1] is not _NOTHING for pair in group)]
         if not whole:
-            return 0, asked.draws
-        job = {"holds": asked.holds, "groups": whole}
+            return 0, grading.draws
+        job = {"holds": grading.holds, "groups": whole}
         result = await self._run(task, SandboxSpec(limits=task.spec.limits), job)
-        return sum(line is True for line in lines_of(result.stdout)), asked.draws
+        return sum(line is True for line in lines_of(result.stdout)), grading.draws
 
 
 _NOTHING: Any = object()  # a sentinel, since None is a valid result
@@ -239,7 +241,7 @@ def _returned(answer: list[Any]) -> Any:
     return outcome[1] if isinstance(outcome, list) and len(outcome) == 2 and outcome[0] == "returned" else _NOTHING
 
 
-def _is_right(line: list[Any], answer: list[Any], asked: FunctionGrading) -> bool:
+def _is_right(line: list[Any], answer: list[Any], grading: FunctionGrading) -> bool:
     """Return True if a result matches the reference's: the value returned or the error raised, and the arguments after the call."""
     try:
         if not same(answer[0], line[0]) or not same(answer[2], line[2]):
@@ -249,19 +251,19 @@ def _is_right(line: list[Any], answer: list[Any], asked: FunctionGrading) -> boo
             return False
         if kind == "raised":
             return isinstance(answer[1][1], list) and expected[0] in answer[1][1]
-        return kind == "returned" and same(answer[1][1], expected, relative=asked.relative, absolute=asked.absolute)
+        return kind == "returned" and same(answer[1][1], expected, relative=grading.relative, absolute=grading.absolute)
     except RecursionError:
         return False
 
 
-def _written(asked: FunctionGrading, rollout: Rollout) -> tuple[Change, ...]:
+def _written(grading: FunctionGrading, rollout: Rollout) -> tuple[Change, ...]:
     """Return the rollout's changes, or the code in its last message as a change."""
-    if not asked.message:
+    if not grading.message:
         return rollout.changes
     blocks = _FENCED.findall(last_answer(rollout))
     if not blocks:
         return ()
-    return (Change(path=asked.path, kind=ChangeKind.WRITTEN, data=blocks[-1].encode("utf-8", "surrogatepass")),)
+    return (Change(path=grading.path, kind=ChangeKind.WRITTEN, data=blocks[-1].encode("utf-8", "surrogatepass")),)
 
 
 def written_over(files: Mapping[str, bytes], filtered: FilteredChanges) -> dict[str, bytes]:
