@@ -308,7 +308,7 @@ def test_a_damaged_journal_is_left_aside(tmp_path, damage):
 def test_a_journal_that_cannot_be_read_is_left_aside(tmp_path, caplog):
     (tmp_path / "j").mkdir()
     assert not Journal(tmp_path / "j").entries
-    assert "going on without it" in caplog.text
+    assert "continuing without it" in caplog.text
 
 
 @pytest.mark.parametrize("fail_at", [1, 2, 3, 4, 5])  # create, write, fsync, rename, fsync of the directory
