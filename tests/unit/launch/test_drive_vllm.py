@@ -103,7 +103,7 @@ async def test_a_server_whose_engine_hangs_is_not_waited_for_long(monkeypatch):
 
         fake._collective_rpc = hangs
         with monkeypatch.context() as hasty:
-            hasty.setattr("ostinato.weights.follow.drive._LOOK_S", 0.1)
+            hasty.setattr("ostinato.weights.follow.drive._QUERY_S", 0.1)
             async with asyncio.timeout(PATIENT_S):
                 with pytest.raises(Unavailable, match="TimeoutError"):
                     await vllm.swap(policy)

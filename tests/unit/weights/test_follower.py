@@ -146,7 +146,7 @@ async def test_a_manifest_that_changes_its_meaning_on_the_way_is_refused():
         async def get(self, hash):
             return plain(await self.inner.get(hash)).replace(b'"number":0', b'"number":9')
 
-    with pytest.raises(Corrupt, match="bytes that its name promises"):
+    with pytest.raises(Corrupt, match="does not match its hash"):
         await Follower(Lying(inner)).fetch(policy)
 
 

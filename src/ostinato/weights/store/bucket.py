@@ -86,7 +86,7 @@ class BucketStore:
         with self._refusals(f"reading object {hash}", missing=f"object {hash} is not in the weight store"):
             data = await self._read(path, hash)
         if await asyncio.to_thread(hash_of, data) != hash:
-            raise Corrupt(f"object {hash} does not have the bytes that its name promises. Restore it, or publish again")
+            raise Corrupt(f"object {hash} does not match its hash. Restore it, or publish again")
         return data
 
     async def get_range(self, hash: str, start: int, length: int) -> bytes:

@@ -154,7 +154,7 @@ class DirectoryStore:
         except OSError as error:
             raise unread(name, error) from error
         if hash_of(data) != name:
-            raise Corrupt(f"object {name} does not have the bytes that its name promises. {remedy}")
+            raise Corrupt(f"object {name} does not match its hash. {remedy}")
         return data
 
     def _get_range(self, name: str, start: int, length: int) -> bytes:
