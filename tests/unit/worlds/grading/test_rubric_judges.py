@@ -184,7 +184,7 @@ def test_pure_parts():
     forth, back = (messages_about(CLEAR, {}, backwards=backwards)[0]["content"] for backwards in (False, True))
     assert forth.index('"clear"') < forth.index('"unclear"')
     assert back.index('"unclear"') < back.index('"clear"')
-    with pytest.raises(ValueError, match="lies in"):
+    with pytest.raises(ValueError, match="must lie in"):
         Axis(name="a", asks="b", options={"x": 2.0, "y": 0.0})
 
 
