@@ -79,7 +79,9 @@ async def test_a_solution_that_passes_everything_makes_everything_gradable():
 
 
 async def test_a_solution_that_does_not_pass_is_named():
-    with pytest.raises(BadConfig, match=r"solution: 1 listed tests do not pass with it, such as 'test_calc\.py::test_new'"):
+    with pytest.raises(
+        BadConfig, match=r"solution: 1 listed tests do not pass with it, such as 'test_calc\.py::test_new'"
+    ):
         await rehearsed(told(NEW))
 
 
