@@ -216,7 +216,7 @@ async def test_options_are_sent_as_headers_and_a_relay_that_is_gone_says_so():
         return Response(status_code=401)
 
     async with serving(Starlette(routes=[Route("/{path:path}", note)]), lifespan=False) as url:
-        with pytest.raises(Exception, match="refuses us"):
+        with pytest.raises(Exception, match="denies access"):
             await http(url, options={"authorization": "Bearer x"}).read_ref("live")
     assert seen == ["Bearer x"]
     with pytest.raises(Unavailable, match="cannot be used now"):

@@ -223,7 +223,7 @@ def test_every_version_answers_otherwise(story):
 @pytest.mark.parametrize(
     ("step", "before", "why"),
     [
-        ("v1 after damage", "v1", "its payload is not what the manifest names"),
+        ("v1 after damage", "v1", "its payload does not have the hash in the manifest"),
         ("v1 after another model", "v1", "BadWeights: tensor 'model.norm.weight' has shape"),
         ("v0 after a loader that failed", "v0", "planted"),
         ("v1 after a loader that failed", "v1", "planted"),

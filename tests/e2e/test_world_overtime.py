@@ -96,6 +96,6 @@ async def test_what_overran_is_learned_from_with_its_group(tmp_path, quick_setti
     assert over
     assert {(record.value, record.turns[0] in late, len(record.turns)) for record in over} == {(0.0, True, 1)}
     silent = [record for record in records if record.ended is Ended.FAILED]
-    assert all(record.why.startswith("the model did not speak in time") for record in silent)
+    assert all(record.why.startswith("the model gave no answer in time") for record in silent)
     tries = Counter((record.group, record.member) for record in records if record.group is not None)
     assert set(tries.values()) == {1}, "each member ends once"

@@ -1,1 +1,1 @@
-"""The weight store: publishes, stores and follows versions of weights, bit for bit."""
+"""The weight store: publishes, stores and follows versions of a model's weights, bit for bit."""

@@ -11,7 +11,7 @@ from ostinato.weights.version.content import MAX_LINKS, MAX_OBJECT_BYTES
 
 
 class BucketConfig(BaseModel, frozen=True, extra="forbid"):
-    """Where weights are kept, and the settings of a bucket's client."""
+    """The location of the weight store, and the settings of a bucket's client."""
 
     url: str = Field(
         default="",
@@ -22,20 +22,22 @@ class BucketConfig(BaseModel, frozen=True, extra="forbid"):
         default=1 << 23,
         ge=5 << 20,
         le=1 << 28,
-        description="Size above which an object is uploaded in parallel parts of this size, in bytes.",
+        description="Part size in bytes. Larger objects are uploaded and read in parallel parts of this size.",
     )
-    parallel: int = Field(default=16, ge=1, le=64, description="Parts uploaded at once.")
-    timeout_s: float = Field(default=60.0, gt=0, description="Longest wait for one request, in seconds.")
-    retries: int = Field(default=10, ge=0, description="Retries of a failed request, at growing intervals.")
+    parallel: int = Field(
+        default=16, ge=1, le=64, description="Concurrent parts of an upload, and concurrent reads of parts."
+    )
+    timeout_s: float = Field(default=60.0, gt=0, description="Timeout of one request, in seconds.")
+    retries: int = Field(default=10, ge=0, description="Retries of a failed request, with exponential back-off.")
     renew_s: float = Field(
         default=3600.0,
         ge=0,
-        description="Age, in seconds, above which an existing object is uploaded again, so that no garbage collection deletes it "
-        "meanwhile.",
+        description="Age, in seconds, above which an existing object is uploaded again, so that a concurrent garbage collection does not "
+        "delete it.",
     )
     options: dict[str, str] = Field(
         default_factory=dict,
-        description="obstore's own settings, such as aws_region or aws_endpoint. For http(s) URLs: request headers.",
+        description="Settings passed to obstore, such as aws_region or aws_endpoint. For http(s) URLs: request headers.",
     )
 
 
@@ -43,10 +45,10 @@ class BucketConfig(BaseModel, frozen=True, extra="forbid"):
 
 
 class FollowerConfig(BaseModel, frozen=True, extra="forbid"):
-    """How a follower holds weights."""
+    """How a follower fetches, verifies and keeps weights."""
 
     keep: int = Field(
-        default=3, ge=1, le=64, description="Versions kept in memory, from which the next ones are built."
+        default=3, ge=1, le=64, description="Versions kept in memory, as bases for the deltas to later versions."
     )
     trusted: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")], ...] = Field(
         default=(),
@@ -54,7 +56,8 @@ class FollowerConfig(BaseModel, frozen=True, extra="forbid"):
     )
     interval_s: float = Field(default=1.0, gt=0, description="Seconds between two checks of the refs.")
     cache: Path | None = Field(
-        default=None, description="Directory in which this engine alone caches objects, up to relay.max_bytes."
+        default=None,
+        description="Directory in which this engine caches objects, up to relay.max_bytes. No other process may use it.",
     )
     max_bytes: int = Field(
         default=2**38,
@@ -63,24 +66,24 @@ class FollowerConfig(BaseModel, frozen=True, extra="forbid"):
     )
 
 
-# ---------------------------------------------------------------- keeping
+# ---------------------------------------------------------------- garbage collection
 
 
 class CollectConfig(BaseModel, frozen=True, extra="forbid"):
     """What garbage collection keeps in addition to the versions that refs name."""
 
-    keep: int = Field(default=20, ge=1, description="How many of the newest versions are kept, by version number.")
-    releases: int = Field(default=10, ge=0, description="How many of the last released versions are kept.")
+    keep: int = Field(default=20, ge=1, description="Number of newest versions that are kept, by version number.")
+    releases: int = Field(default=10, ge=0, description="Number of last released versions that are kept.")
     grace_hours: float = Field(
         default=24.0,
         ge=0,
-        description="Age, in hours, below which nothing is deleted. Set it longer than any publication takes, and to 0 only while nobody "
-        "publishes.",
+        description="Grace period, in hours: nothing younger is deleted. It must be longer than any publication takes; set it to 0 only "
+        "while nobody publishes.",
     )
     lease_s: float = Field(
         default=3600.0, gt=0, description="Seconds for which a follower's lease is valid after its last renewal."
     )
-    parallel: int = Field(default=8, ge=1, le=64, description="Concurrent requests.")
+    parallel: int = Field(default=8, ge=1, le=64, description="Concurrent requests to the store.")
 
 
 # ---------------------------------------------------------------- publishing
@@ -90,7 +93,7 @@ class PublisherConfig(BaseModel, frozen=True, extra="forbid"):
     """When a full snapshot is due, and how payloads are stored."""
 
     anchor_every: int = Field(
-        default=25, ge=1, le=MAX_LINKS, description="Deltas after which a full snapshot is published."
+        default=25, ge=1, le=MAX_LINKS, description="Number of deltas after which a full snapshot is published."
     )
     skips: tuple[Annotated[int, Field(ge=2, le=256)], ...] = Field(
         default=(4, 16),
@@ -101,8 +104,7 @@ class PublisherConfig(BaseModel, frozen=True, extra="forbid"):
     anchor_share: float = Field(
         default=0.4,
         gt=0,
-        description="Share of the model's bytes above which the deltas since the last full snapshot make the next version a full "
-        "snapshot.",
+        description="A full snapshot is also published once the deltas since the last one exceed this share of the model's bytes.",
     )
     level: int = Field(default=1, ge=1, le=3, description="zstd compression level.")
     object_bytes: int = Field(
@@ -121,8 +123,8 @@ class PublisherConfig(BaseModel, frozen=True, extra="forbid"):
     threads: int = Field(default=2, ge=1, le=64, description="Threads that encode chunks.")
     scratch: Path | None = Field(
         default=None,
-        description="An existing directory on a disk with room for two copies of the weights. The trainer's publisher keeps the last "
-        "weights there instead of in memory. None: the run's directory.",
+        description="An existing directory on a disk with room for two copies of the weights, where the trainer's publisher keeps the "
+        "last published weights instead of in memory. None: the run's directory.",
     )
     max_bytes: int = Field(
         default=2**38,
@@ -135,7 +137,7 @@ class PublisherConfig(BaseModel, frozen=True, extra="forbid"):
 
 
 class RelayConfig(BaseModel, frozen=True, extra="forbid"):
-    """What a relay keeps, where it listens, and how old its refs may be."""
+    """The relay: its cache, the address it listens on, and how stale its refs may be."""
 
     directory: Path | None = Field(
         default=None,
@@ -149,15 +151,17 @@ class RelayConfig(BaseModel, frozen=True, extra="forbid"):
     max_bytes: int = Field(
         default=1 << 36,
         ge=MAX_OBJECT_BYTES,
-        description="Size of the cache, in bytes, above which the least recently used objects are deleted.",
+        description="Size of the cache, in bytes. Beyond it, the least recently used objects are evicted.",
     )
-    parallel: int = Field(default=4, ge=1, le=64, description="Objects fetched at once. Each is held in memory.")
+    parallel: int = Field(
+        default=4, ge=1, le=64, description="Concurrent fetches of objects, each of which is held in memory."
+    )
     fresh_s: float = Field(
-        default=1.0, ge=0, description="Seconds for which a ref is served before upstream is asked again."
+        default=1.0, ge=0, description="Time to live of a cached ref, in seconds. Then upstream is asked again."
     )
     timeout_s: float = Field(
         default=10.0,
         gt=0,
-        description="Longest wait for upstream's answer about a ref, in seconds. Then the last known value is served, and upstream is "
+        description="Timeout, in seconds, of reading a ref from upstream. After a timeout the last known value is served, and upstream is "
         "not asked again for the same time.",
     )

@@ -1,8 +1,8 @@
-"""Estimates a deployment's sizes, requests, storage and seconds from a few inputs, before it is built. Pure arithmetic.
+"""Capacity planning: estimates a deployment's sizes, requests, storage and transfer times from a few inputs. Pure arithmetic.
 
-The size of a delta follows from the share p of elements that change. Naming which of n elements changed takes n H(p) bits if all are
-equally likely (H is the binary entropy). Knowing the old values saves bits, and each step costs a bit or two. On real pairs the two
-nearly cancel, so a delta has `factor * n * H(p)` bits with a factor near 1: see `FACTORS`.
+The size of a delta follows from the share p of elements that change. Encoding which of n elements changed takes n H(p) bits if all are
+equally likely (H is the binary entropy). Knowing the old values saves bits, and each changed element costs a bit or two more. On real pairs
+of versions the two nearly cancel, so a delta has `factor * n * H(p)` bits with a factor near 1: see `FACTORS`.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ FACTORS: Final = {"settled": 0.73, "planned": 1.0, "at random": 1.16, "first ste
 16 of them), two steps of a live run at 2e-5 (0.97), elements drawn at random (1.15 and 1.16), the first step of a run (1.54)."""
 
 DENSEST: Final = 0.25
-"""Above this share of changed elements another codec takes over; its payload is assumed to be as large as a full snapshot's."""
+"""Above this share of changed elements another codec takes over. Its payload is assumed to be as large as a full snapshot's."""
 
 MANIFEST_BYTES: Final = (362, 76)
 """Bytes of a manifest per chunk, plain and compressed, as in a full snapshot of 285 chunks in 272 tensors."""
 
 SKIPS: Final = (16, 4, 1)
-"""Versions that one delta spans, the longest first."""
+"""Number of versions that a delta spans, the longest first."""
 
 SNAPSHOT: Final = 0.69
 """Size of a full snapshot as a share of the weights' bytes; measured on SmolLM2-135M in bf16."""
 
 _REF_WRITES = 3  # per publication: two refs, and one listing for a new ref
 _REF_READS = 7  # per publication: before each step
-_FOUND = 2  # refs that a follower reads
+_FOLLOWER_REF_READS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """What is published and how. `changed` is the share of elements that differ between a version and its predecessor.
+    """What is published, and how. `changed`: the share of elements that differ between a version and its predecessor.
 
-    `growth` says how changes accumulate: over k versions the share is `changed * k**growth`. Measured: 0.72 over 15 steps at 1e-5,
-    0.38 over 16 at 1e-6. `snapshot` is a full snapshot's share of the weights' bytes. Each shard publishes its part as its own chain.
+    `growth`: how changes accumulate; over k versions the share is `changed * k**growth`. Measured: 0.72 over 15 steps at 1e-5, 0.38 over
+    16 at 1e-6. `snapshot`: the size of a full snapshot as a share of the weights' bytes. Each shard publishes its part as a separate chain.
 
     Example: ``Deployment(parameters=1e12, changed=0.01, shards=16)``. Raises BadRequest for values out of range (also `Link`, `Cores`).
     """
@@ -69,10 +69,10 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A network link: `gbit_s` in 10^9 bits per second, `rtt_s` the round-trip time. A stream has at most `window` bytes in flight.
+    """A network link. `gbit_s`: 10^9 bits per second; `rtt_s`: round-trip time; `window`: most bytes in flight per stream.
 
-    Connections are assumed open and warm, and without packet loss, whose cost depends on the congestion control and is not modelled.
-    6 MiB is the largest receive window that Linux gives by default.
+    Connections are assumed to be open, past slow start, and free of packet loss, whose cost depends on the congestion control and is not
+    modelled. 6 MiB is the largest receive window that Linux gives by default.
     """
 
     gbit_s: float = 10.0
@@ -96,7 +96,7 @@ class Link:
         return min(self.gbit_s * 1e9 / 8, self.streams * self.window / self.rtt_s)
 
     def seconds(self, size: float, requests: int) -> float:
-        """Time for `size` bytes in `requests` requests, `streams` at a time, each of which waits for one round trip."""
+        """Return the time for `size` bytes in `requests` requests, `streams` at a time, each of which waits for one round trip."""
         return math.ceil(requests / self.streams) * self.rtt_s + size / self.bytes_s
 
 
@@ -121,10 +121,9 @@ class Cores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """The cost of one way to a version: payload bytes, objects, requests by price class, seconds on the link and on the cores.
+    """The cost of publishing or fetching: payload bytes, objects, requests by price class, seconds on the link and on the cores.
 
-    `puts` are writes, their parts and listings; `gets` are reads and HEADs. All shards share the link; each has its own cores, which
-    work in parallel.
+    `puts`: writes with their parts, and listings; `gets`: reads and HEADs. All shards share the link; each has its own cores.
     """
 
     bytes: float
@@ -136,13 +135,13 @@ class Moved:
 
     @property
     def seconds(self) -> float:
-        """Time until done, if the link and the cores work at the same time."""
+        """The total time, if transfer and computation overlap."""
         return max(self.line_s, self.cores_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """A size that a shard needs and its upper limit, in bytes."""
+    """A size that a shard needs, and the upper limit of that size, in bytes."""
 
     name: str
     need: float
@@ -156,14 +155,12 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentPlan:
-    """The estimates, for all shards together. `follow` is for a follower that has the previous version.
+    """The estimates, for all shards together.
 
-    Every version has a delta; `publish_full` and `publish_skips` (over 16 and over 4 versions) are other routes to some versions.
-
-    `cold` is for a follower without weights at the worst moment, `cold_slow` the same without deltas that skip versions. `chain` is
-    the number of versions without a full snapshot between two with one.
-
-    `kept` is the size of `keep` versions, of which `skips` is for skipping deltas.
+    `publish`: the delta that every version has; `publish_full`, `publish_skips`: the further routes of some versions, a full snapshot and
+    deltas over 16 and over 4 versions. `follow`: for a follower that has the previous version; `cold`: for a follower without weights at
+    the worst moment; `cold_slow`: the same without deltas that skip versions. `chain`: the number of versions between two full snapshots.
+    `kept`: the storage of `keep` versions, of which `skips` is for deltas that skip versions.
     """
 
     full_bytes: float
@@ -189,7 +186,7 @@ def _check(name: str, value: float, least: float, most: float) -> None:
 
 
 def mask_bits(share: float) -> float:
-    """H(p)/p: bits per changed element to name which elements changed, if all are equally likely.
+    """Return H(p)/p, the bits per changed element to encode which elements changed, if all are equally likely.
 
     Example: ``mask_bits(0.01) == 8.079...``
     """
@@ -198,26 +195,26 @@ def mask_bits(share: float) -> float:
 
 
 def changed_after(share: float, versions: int, growth: float) -> float:
-    """The share of elements that differ from `versions` versions ago; at most 1."""
+    """Return the share of elements that differ from `versions` versions ago, at most 1."""
     return min(1.0, share * versions**growth)
 
 
 def delta_bytes(parameters: float, share: float, factor: float, snapshot: float = SNAPSHOT) -> float:
-    """Payload bytes of a delta of 16-bit weights; never more than a full snapshot's, which stands in above `DENSEST`."""
+    """Return the payload bytes of a delta of 16-bit weights: at most a full snapshot's, which replaces it above `DENSEST`."""
     whole = 2 * parameters * snapshot
     return min(whole, parameters * share * mask_bits(share) * factor / 8) if share <= DENSEST else whole
 
 
 def hops(first: int, last: int) -> list[int]:
-    """How many versions each delta spans on the shortest route between two versions: from 26 to 48 it is [1, 1, 4, 16].
+    """Return how many versions each delta spans on the shortest route between two versions: from 26 to 48 it is [1, 1, 4, 16].
 
-    A delta over several versions leads to those versions only whose number is a multiple of them.
+    Deltas over n versions exist only from and to versions whose number is a multiple of n.
     """
-    found: list[int] = []
+    spans: list[int] = []
     while first < last:
-        found.append(next(span for span in SKIPS if first % span == 0 and first + span <= last))
-        first += found[-1]
-    return found
+        spans.append(next(span for span in SKIPS if first % span == 0 and first + span <= last))
+        first += spans[-1]
+    return spans
 
 
 def plan(deployment: Deployment, link: Link | None = None, cores: Cores | None = None) -> DeploymentPlan:
@@ -275,14 +272,14 @@ def _limits(deployment: Deployment, shards: int) -> tuple[Limit, ...]:
 
 
 def _requests(size: float, deployment: Deployment) -> tuple[int, int, int]:
-    """(objects, requests to write them, requests to read them) for payloads or a manifest of one shard."""
+    """Return (objects, requests to write them, requests to read them) for the payloads or the manifest of one shard."""
     count = math.ceil(size / deployment.object_bytes)
     parts = math.ceil(min(size, deployment.object_bytes) / deployment.part_bytes)
     return count, count * (parts + 2 if parts > 1 else 1), count * parts
 
 
 def _published(deployment: Deployment, link: Link, cores: Cores, size: float, *, is_full: bool) -> Moved:
-    """The cost of publishing: encode, decode once to verify, hash before and after; each object is looked up before it is sent."""
+    """Return the cost of publishing: encode, decode once to verify, hash before and after; look up each object before it is sent."""
     shards, manifest = deployment.shards, _chunks(deployment, deployment.shards) * MANIFEST_BYTES[1]
     count, puts, _ = _requests(size / shards, deployment)
     names, manifest_puts, _ = _requests(manifest, deployment)
@@ -300,9 +297,9 @@ def _published(deployment: Deployment, link: Link, cores: Cores, size: float, *,
 
 
 def _followed(deployment: Deployment, link: Link, cores: Cores, sizes: Sequence[float], *, is_full: bool) -> Moved:
-    """The cost of following: decode each payload in turn and hash every chunk. The first is a full snapshot if `is_full`."""
+    """Return the cost of following: decode each payload in turn, and hash every chunk. The first is a full snapshot if `is_full`."""
     shards, manifest = deployment.shards, _chunks(deployment, deployment.shards) * MANIFEST_BYTES[1]
-    objects, gets, work = 0, _FOUND, 0.0
+    objects, gets, work = 0, _FOLLOWER_REF_READS, 0.0
     for at, size in enumerate(sizes):
         count, _, reads = _requests(size / shards, deployment)
         objects, gets = objects + count, gets + reads + _requests(manifest, deployment)[2]

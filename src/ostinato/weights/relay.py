@@ -1,10 +1,10 @@
-"""A pull-through cache: a weight store that reads another one through a local directory, as a host's cache or a site's relay.
+"""A pull-through cache: a weight store that reads an upstream store through a local directory, as a host's cache or a site's relay.
 
-Each object is fetched from upstream once, however many readers ask for it, and is verified and stored here before any reader gets it.
+Each object is fetched from upstream once, however many readers ask for it, and is verified and stored locally before any reader gets it.
 Refs come from upstream. When upstream cannot be reached, local objects and the last known refs are served, and the log says so. A relay
 need not be trusted, because its readers verify everything against the root.
 
-Serves a relay over HTTP in a bucket's layout: ``/objects/ab/cdef...`` (with ranges), ``/refs/NAME``, ``/refs``, ``/healthz``.
+`relay_app` serves a relay over HTTP in a bucket's layout: ``/objects/ab/cdef...`` (with ranges), ``/refs/NAME``, ``/refs``, ``/healthz``.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ from ostinato.weights.version.content import VERSIONS, check_hash, check_ref, ha
 
 logger = logging.getLogger(__name__)
 
-_TRUSTED_S: Final = 60.0
-"""A file that is opened is hashed again if it was last hashed longer ago than this, because disks can corrupt data."""
+_REVERIFY_S: Final = 60.0
+"""Opening a file hashes it again if it was last hashed longer ago than this, because disks can corrupt data."""
 
-_PIECE: Final = 1 << 20
+_READ_BYTES: Final = 1 << 20
 
 
 class Shelf:
-    """The objects of a directory store, kept under `max_bytes`. The order of use survives a restart, as the files' access times.
+    """An LRU cache of objects in a directory store, at most `max_bytes` large. The order of use survives a restart, as the files' access
+    times.
 
     Example::
 
@@ -63,7 +64,7 @@ class Shelf:
         self._checked: dict[str, float] = {}
         self._pins: Counter[str] = Counter()
         self.bytes = self.evicted = 0
-        for name, size in _found(store.root):
+        for name, size in _cached_objects(store.root):
             self._sizes[name] = size
             self.bytes += size
         self._make_room(0)
@@ -75,7 +76,7 @@ class Shelf:
         return hash in self._sizes
 
     async def get(self, hash: str) -> bytes | None:
-        """The bytes, verified, or None if they are missing or damaged. Raises Unavailable as its store."""
+        """Return an object's verified bytes, or None if it is missing or damaged. Raises Unavailable as its store."""
         if hash not in self._sizes:
             return None
         try:
@@ -83,12 +84,12 @@ class Shelf:
         except (NotFound, Corrupt) as error:
             self._drop(hash, error)
             return None
-        self._used(hash)
+        self._touch(hash)
         return data
 
     @contextlib.asynccontextmanager
     async def opened(self, hash: str) -> AsyncGenerator[Path | None]:
-        """The verified file of an object, which is not evicted while the block runs. None if it is missing or damaged."""
+        """Yield the verified file of an object, which is not evicted while the block runs, or None if it is missing or damaged."""
         self._pins[hash] += 1
         try:
             yield self._path(hash) if await self._is_sound(hash) else None
@@ -98,11 +99,11 @@ class Shelf:
                 del self._pins[hash]
 
     async def put(self, hash: str, data: bytes) -> None:
-        """Keep verified bytes. Raises StorageFull, also if everything else is being read and there is no room."""
+        """Store verified bytes. Raises StorageFull, also if there is no room because all other objects are being read."""
         if hash in self._sizes:
             return
         self._make_room(len(data))
-        self.bytes += len(data)  # reserves the room against objects that arrive meanwhile
+        self.bytes += len(data)  # reserve the room, since other objects may arrive meanwhile
         try:
             await self._store.put(data)
         except BaseException:
@@ -113,7 +114,7 @@ class Shelf:
             return
         self._sizes[hash] = len(data)
         self._checked[hash] = self._clock()
-        self._used(hash)  # the file system's own time may be some milliseconds behind
+        self._touch(hash)  # the time that the file system gave it may be some milliseconds behind
 
     def _path(self, hash: str) -> Path:
         return self._store.root / "objects" / hash[:2] / hash[2:]
@@ -122,17 +123,17 @@ class Shelf:
         if hash not in self._sizes:
             return False
         checked = self._checked.get(hash)
-        if checked is None or self._clock() - checked > _TRUSTED_S:
+        if checked is None or self._clock() - checked > _REVERIFY_S:
             try:
                 await asyncio.to_thread(_check, self._path(hash), hash)
             except Corrupt as error:
                 self._drop(hash, error)
                 return False
             self._checked[hash] = self._clock()
-        self._used(hash)
+        self._touch(hash)
         return True
 
-    def _used(self, hash: str) -> None:
+    def _touch(self, hash: str) -> None:
         if hash in self._sizes:
             self._sizes.move_to_end(hash)
             with contextlib.suppress(OSError):
@@ -146,12 +147,12 @@ class Shelf:
     def _remove(self, hash: str) -> None:
         self.bytes -= self._sizes.pop(hash, 0)
         self._checked.pop(hash, None)
-        # it is missing, or the disk takes no change: then it takes no new object either
+        # the file is missing, or the disk refuses changes, in which case it also refuses new objects
         with contextlib.suppress(OSError):
             self._path(hash).unlink()
 
     def _make_room(self, size: int) -> None:
-        """Evict objects, at once and on the event loop: a late removal could hit the same object, fetched again."""
+        """Evict objects until there is room for `size` bytes. Synchronous: a late removal could hit the same object, fetched again."""
         for hash in [name for name in self._sizes if name not in self._pins]:
             if self.bytes + size <= self._max_bytes:
                 return
@@ -164,56 +165,56 @@ class Shelf:
             )
 
 
-def _found(root: Path) -> list[tuple[str, int]]:
-    """The objects in a directory store with their sizes, least recently used first."""
-    found: list[tuple[int, str, int]] = []
+def _cached_objects(root: Path) -> list[tuple[str, int]]:
+    """Return the objects in a directory store with their sizes, least recently used first."""
+    objects: list[tuple[int, str, int]] = []
     for path in (root / "objects").glob("*/*"):
         name = path.parent.name + path.name
         if is_hash(name):
-            at = path.stat()
-            found.append((at.st_atime_ns, name, at.st_size))
-    return [(name, size) for _, name, size in sorted(found)]
+            stat = path.stat()
+            objects.append((stat.st_atime_ns, name, stat.st_size))
+    return [(name, size) for _, name, size in sorted(objects)]
 
 
 def _check(path: Path, hash: str) -> None:
     state = blake3()
     try:
         with path.open("rb") as file:
-            while piece := file.read(_PIECE):
+            while piece := file.read(_READ_BYTES):
                 state.update(piece)
     except OSError as error:
         raise unread(hash, error) from error
     if state.hexdigest() != hash:
-        raise Corrupt(f"{path} does not have the bytes that its name promises")
+        raise Corrupt(f"{path} does not match its hash")
 
 
 # ---------------------------------------------------------------- the store
 
 
 _T = TypeVar("_T")
-_TRIES: Final = 3
-_LISTING: Final = ""  # no ref has this name
-_VERSIONS_KEPT: Final = 1000  # refs of versions
-_TIDIED_EVERY: Final = 100  # new refs
-_WITNESSES: Final = 4  # refs that are asked for before one is taken to be deleted
+_ATTEMPTS: Final = 3
+_LISTING: Final = ""  # key of the listing; no ref has this name
+_KEPT_VERSION_REFS: Final = 1000
+_NEW_REFS_PER_CLEANUP: Final = 100
+_OTHER_REFS_CHECKED: Final = 4  # if upstream has one of these, a missing ref counts as deleted
 
 
 @dataclass(frozen=True, slots=True)
 class CachedRef:
-    """The value of a ref, and how many seconds ago upstream gave it (None: before this process started)."""
+    """The value of a ref, and its age: the seconds since upstream gave it (None: before this process started)."""
 
     value: str | None
     age_s: float | None
 
 
 class Once(Generic[_T]):
-    """Runs one task per key for all concurrent callers. The task continues if a caller is cancelled."""
+    """Request coalescing: runs one task per key for all concurrent callers. The task continues if a caller is cancelled."""
 
     def __init__(self) -> None:
         self._under_way: dict[str, asyncio.Task[_T]] = {}
 
     async def get(self, key: str, errand: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """The result of the running task for `key`, or of a new task if there is none."""
+        """Return the result of the running task for `key`, or of a new task if there is none."""
         task = self._under_way.get(key)
         if task is None:
             task = self._under_way[key] = asyncio.create_task(errand())
@@ -227,7 +228,8 @@ class Once(Generic[_T]):
 
 
 class RelayStore:
-    """Reads `upstream` through `local`; refuses writes. One process per local directory, one event loop per object.
+    """Reads `upstream` through the cache `local`, and refuses writes. Each local directory belongs to one process, each instance to one
+    event loop.
 
     Example::
 
@@ -252,7 +254,7 @@ class RelayStore:
         self.hits = self.fetched = self.fetched_bytes = 0
 
     async def get(self, hash: str) -> bytes:
-        """The bytes with this hash, verified, from the local directory or from upstream. Raises NotFound or Corrupt."""
+        """Return the bytes with this hash, verified, from the local directory or from upstream. Raises NotFound or Corrupt."""
         data = await self._shelf.get(check_hash(hash))
         if data is not None:
             self.hits += 1
@@ -261,12 +263,12 @@ class RelayStore:
 
     @contextlib.asynccontextmanager
     async def opened(self, hash: str) -> AsyncGenerator[Path]:
-        """The verified file of an object, fetched if necessary. It is not evicted while the block runs.
+        """Yield the verified file of an object, fetched if necessary. It is not evicted while the block runs.
 
         Raises: like `get`; StorageFull if it cannot be kept locally.
         """
         check_hash(hash)
-        for attempt in range(_TRIES):
+        for attempt in range(_ATTEMPTS):
             async with self._shelf.opened(hash) as path:
                 if path is not None:
                     self.hits += attempt == 0
@@ -275,10 +277,10 @@ class RelayStore:
             got = await self._objects.get(hash, lambda: self._fetch(hash))
             if got.refused is not None:
                 raise got.refused
-        raise StorageFull(f"object {hash} had to make room {_TRIES} times before it was read; raise relay.max_bytes")
+        raise StorageFull(f"object {hash} was evicted {_ATTEMPTS} times before it was read; raise relay.max_bytes")
 
     async def get_range(self, hash: str, start: int, length: int) -> bytes:
-        """A part of an object, which is fetched whole. Raises: like `get`; Corrupt if the object is shorter."""
+        """Return a part of an object, which is fetched whole. Raises: like `get`; Corrupt if the object is shorter."""
         check_range(start, length)
         async with self._shelf.opened(check_hash(hash)) as path:
             if path is not None:
@@ -291,11 +293,11 @@ class RelayStore:
         return part
 
     async def has(self, hash: str) -> bool:
-        """True if an object of this name is stored locally or upstream; its bytes are not verified."""
+        """Return True if an object of this name is stored locally or upstream. Its bytes are not verified."""
         return check_hash(hash) in self._shelf or await self._upstream.has(hash)
 
     async def read_ref(self, ref: str) -> str | None:
-        """The hash that upstream's ref points to, or None; the last known value when upstream cannot be reached."""
+        """Return the hash that upstream's ref points to, or None; the last known value if upstream cannot be reached."""
         return (await self.look(ref)).value
 
     async def look(self, ref: str) -> CachedRef:
@@ -303,7 +305,7 @@ class RelayStore:
         return await self._refs.look(check_ref(ref))
 
     async def refs(self) -> dict[str, str]:
-        """Every ref of upstream, sorted by name; when upstream cannot be reached, the refs known locally."""
+        """Return every ref of upstream, sorted by name; the refs known locally if upstream cannot be reached."""
         return await self._refs.every()
 
     async def put(self, data: bytes | memoryview) -> str:
@@ -315,7 +317,7 @@ class RelayStore:
         raise read_only("a relay")
 
     def figures(self) -> dict[str, int | float | None]:
-        """Counts of what is kept and what was fetched since the start. `unreachable_s` is None while upstream answers."""
+        """Return the cache's metrics: its content, and hits and fetches since the start. `unreachable_s` is None while upstream answers."""
         return {
             "objects": len(self._shelf),
             "bytes": self._shelf.bytes,
@@ -330,7 +332,7 @@ class RelayStore:
     async def _from_upstream(self, hash: str) -> bytes:
         got = await self._objects.get(hash, lambda: self._fetch(hash))
         if got.refused is not None:
-            logger.warning("object %s is passed on but not kept: %s", hash, got.refused)
+            logger.warning("object %s is served but not cached: %s", hash, got.refused)
         return got.data
 
     async def _fetch(self, hash: str) -> _Fetched:
@@ -340,9 +342,7 @@ class RelayStore:
             started = time.perf_counter()
             data = await self._upstream.get(hash)
             if await asyncio.to_thread(hash_of, data) != hash:
-                raise Corrupt(
-                    f"object {hash} came from upstream with other bytes than its name promises; it is not kept"
-                )
+                raise Corrupt(f"object {hash} came from upstream but does not match its hash; it is not cached")
             seconds = time.perf_counter() - started
             self.fetched += 1
             self.fetched_bytes += len(data)
@@ -356,7 +356,7 @@ class RelayStore:
 
 
 def _part(path: Path, hash: str, start: int, length: int) -> bytes:
-    """Bytes of an object's file; fewer than `length` if the file is shorter. Raises Corrupt if it cannot be read."""
+    """Return bytes of an object's file, fewer than `length` if the file is shorter. Raises Corrupt if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(start)
@@ -368,7 +368,7 @@ def _part(path: Path, hash: str, start: int, length: int) -> bytes:
 @dataclass(frozen=True, slots=True)
 class _Fetched:
     data: bytes
-    refused: StorageFull | None  # why it could not be kept
+    refused: StorageFull | None  # why it could not be cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,7 +378,9 @@ class _Known(Generic[_T]):
 
 
 class _Refs:
-    """Upstream's refs as last seen. They are stored with the objects, so that the relay can start while upstream is unreachable."""
+    """A cache of upstream's refs. They are also stored on disk with the objects, so that the relay can start while upstream is
+    unreachable.
+    """
 
     def __init__(self, upstream: RefStore, local: DirectoryStore, config: RelayConfig, clock: Clock) -> None:
         self._upstream, self._local, self._config, self._clock = upstream, local, config, clock
@@ -386,13 +388,13 @@ class _Refs:
         self._listed: _Known[dict[str, str]] | None = None
         self._reading: Once[str | None] = Once()
         self._listing: Once[dict[str, str]] = Once()
-        self._down: _Known[str] | None = None  # why, and since when
+        self._down: _Known[str] | None = None  # why upstream does not answer, and since when
         self._failed_at = float("-inf")
-        self._since_tidied = _TIDIED_EVERY  # an earlier process may have left many
-        self._tidying: asyncio.Task[None] | None = None
+        self._new_refs = _NEW_REFS_PER_CLEANUP  # since the last cleanup; an earlier process may have left many
+        self._cleanup: asyncio.Task[None] | None = None
 
     def unreachable_s(self) -> float | None:
-        """For how many seconds upstream has not answered; None while it answers."""
+        """Return the seconds for which upstream has not answered, or None while it answers."""
         return None if self._down is None else self._clock() - self._down.at
 
     async def look(self, ref: str) -> CachedRef:
@@ -421,21 +423,21 @@ class _Refs:
     async def _read(self, ref: str) -> str | None:
         value = await self._ask(lambda: self._upstream.read_ref(ref), f"reading ref {ref}")
         before = self._known.pop(ref, None)
-        if value is not None:  # that there is none is not remembered: anybody may ask for any name
+        if value is not None:  # missing refs are not cached, because clients may ask for any name
             self._known[ref] = _Known(value, self._clock())
         if value is None:
-            await self._cross_out(ref)
+            await self._delete_stored(ref)
         elif before is None or before.value != value:
-            await self._write_down(ref, value)
+            await self._store(ref, value)
         return value
 
     async def _list(self) -> dict[str, str]:
-        found = await self._ask(self._upstream.refs, "listing refs")
-        self._listed = _Known(found, self._clock())
-        return found
+        refs = await self._ask(self._upstream.refs, "listing refs")
+        self._listed = _Known(refs, self._clock())
+        return refs
 
     async def _ask(self, question: Callable[[], Coroutine[Any, Any, _T]], doing: str) -> _T:
-        """Upstream's answer. Raises Unavailable; for `timeout_s` after a failure it does so without asking."""
+        """Ask upstream. Raises Unavailable on failure, and without asking for `timeout_s` after a failure (circuit breaker)."""
         if self._down is not None and self._clock() - self._failed_at < self._config.timeout_s:
             raise Unavailable(f"{doing}: upstream does not answer ({self._down.value})")
         try:
@@ -453,23 +455,23 @@ class _Refs:
             self._down = None
         return answer
 
-    async def _write_down(self, ref: str, value: str) -> None:
-        """Keep a ref's value with the objects."""
+    async def _store(self, ref: str, value: str) -> None:
+        """Store a ref's value on disk, and start a cleanup if one is due."""
         try:
             old = await self._local.read_ref(ref)
             if old == value:
                 return
             await self._local.move_ref(ref, old, value)
         except (StorageFull, Conflict, Corrupt, Unavailable) as error:
-            logger.warning("ref %s is served but not written down: %s", ref, error)
+            logger.warning("ref %s is served but not stored on disk: %s", ref, error)
             return
-        self._since_tidied += old is None
-        if self._since_tidied >= _TIDIED_EVERY and self._tidying is None:
-            self._since_tidied = 0
-            self._tidying = asyncio.create_task(self._tidy())
+        self._new_refs += old is None
+        if self._new_refs >= _NEW_REFS_PER_CLEANUP and self._cleanup is None:
+            self._new_refs = 0
+            self._cleanup = asyncio.create_task(self._clean_up())
 
-    async def _cross_out(self, ref: str) -> None:
-        """Drop a ref that upstream no longer has, if upstream has another one: a directory that is not mounted has none at all."""
+    async def _delete_stored(self, ref: str) -> None:
+        """Delete a stored ref that upstream no longer has, if upstream has another ref: an unmounted directory would have none at all."""
         try:
             old = await self._local.read_ref(ref)
             if old is not None and await self._has_other(ref):
@@ -479,40 +481,40 @@ class _Refs:
 
     async def _has_other(self, ref: str) -> bool:
         others = [other for other in dict.fromkeys(("live", "control", *self._known)) if other != ref]
-        for other in others[:_WITNESSES]:
+        for other in others[:_OTHER_REFS_CHECKED]:
             if await self._ask(lambda other=other: self._upstream.read_ref(other), f"reading ref {other}") is not None:
                 return True
         return False
 
-    async def _tidy(self) -> None:
-        """Drop the refs of old versions that no other ref points to: each new version brings one, and nobody asks for it again.
+    async def _clean_up(self) -> None:
+        """Delete the stored refs of old versions that no other ref points to: each new version adds one, and nobody asks for it again.
 
-        Runs beside the answers, because an earlier release may have left tens of thousands.
+        Runs in the background, because an earlier release may have left tens of thousands.
         """
         try:
             try:
-                found = await self._local.refs()
+                refs = await self._local.refs()
             except DamagedRefs as error:
-                found = error.sound
-            needed = {VERSIONS + root for ref, root in found.items() if not ref.startswith(VERSIONS)}
-            versions = [ref for ref in found if ref.startswith(VERSIONS)]
+                refs = error.sound
+            needed = {VERSIONS + root for ref, root in refs.items() if not ref.startswith(VERSIONS)}
+            versions = [ref for ref in refs if ref.startswith(VERSIONS)]
             newest_first = await asyncio.to_thread(_newest_first, self._local.root / "refs", versions)
-            for ref in newest_first[_VERSIONS_KEPT:]:
+            for ref in newest_first[_KEPT_VERSION_REFS:]:
                 if ref not in needed:
                     self._known.pop(ref, None)
                     with contextlib.suppress(Conflict, Corrupt):  # moved or damaged meanwhile
-                        await self._local.delete_ref(ref, found[ref])
+                        await self._local.delete_ref(ref, refs[ref])
         except (OstinatoError, OSError) as error:
             logger.warning("refs of old versions stay in %s: %s", self._local.root, error)
         finally:
-            self._tidying = None
+            self._cleanup = None
 
     def _age(self, known: _Known[Any]) -> float:
         return self._clock() - known.at
 
 
 def _newest_first(directory: Path, refs: list[str]) -> list[str]:
-    """Refs by the time at which they were last moved. Those that went meanwhile come last."""
+    """Return the refs by the time at which they were last moved, the newest first. Refs deleted meanwhile come last."""
 
     def moved(ref: str) -> float:
         try:
@@ -531,7 +533,7 @@ _EPOCH = "Thu, 01 Jan 1970 00:00:00 GMT"
 
 
 def relay_app(store: RelayStore) -> Starlette:
-    """The ASGI app that serves a relay. An answer about a ref carries its `Age` in seconds, if it is known.
+    """Return the ASGI app that serves a relay. The response for a ref has the header `Age`, in seconds, if the age is known.
 
     Example: ``uvicorn.run(relay_app(RelayStore(upstream, DirectoryStore(Path("cache")))))``
     """
@@ -570,11 +572,11 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 class _File(FileResponse):
-    chunk_size = 1 << 20  # each piece costs one call in a thread
+    chunk_size = 1 << 20  # each chunk costs one call on a thread
 
 
 class _Object(Response):
-    """Sends an object from its file, which is not evicted meanwhile."""
+    """The response with an object from its file, which is not evicted meanwhile."""
 
     def __init__(self, store: RelayStore, hash: str) -> None:
         super().__init__()

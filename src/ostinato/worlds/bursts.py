@@ -1,7 +1,7 @@
-"""Simulates a burst of sandbox starts on a fleet, by discrete events. Pure: the same arguments give the same numbers.
+"""Discrete-event simulation of a burst of sandbox starts on a fleet. Deterministic: the same arguments give the same numbers.
 
-Every machine is a queue of starts, and every cluster's control plane is a queue in front of its machines. Heaps keep the cost of each
-decision at the logarithm of the number of machines.
+Each machine has a queue of sandbox starts, and each cluster's control plane is a queue in front of its machines. Heaps make the cost of a
+placement logarithmic in the number of machines.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ class Packing(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """Equal clusters of equal machines, each cluster in a region of its own.
+    """Identical clusters of identical machines. Each cluster is in a region of its own.
 
-    `start_rate` is how many sandboxes one machine starts per second, `cluster_rate` how many one cluster's control plane places per second.
+    `start_rate`: sandboxes that one machine starts per second; `cluster_rate`: sandboxes that one cluster's control plane places per
+    second.
 
     Example: ``Fleet(clusters=4, nodes=250)``
     """
@@ -46,8 +47,8 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Burst:
-    """`sandboxes` requests within `over_s` seconds. All request the same resources; their actual use is log-normal with means `taken_*`
-    and sigma `spread`.
+    """A burst of `sandboxes` requests, spread uniformly over `over_s` seconds. All request the same resources (`asked_*`); their actual use
+    is log-normal with means `taken_*` and sigma `spread`.
 
     Example: ``Burst(sandboxes=100_000, lose_region_at=20.0)``
     """
@@ -68,8 +69,8 @@ class Burst:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BurstResult:
-    """The result of a simulation. `all_s` is when the last sandbox started, in seconds since the burst began; `p50_s` and `p99_s` are
-    quantiles of the wait from request to start. `cores` and `memory` are the mean utilisation of the machines in use at the end.
+    """The result of a simulation. `all_s`: when the last sandbox started, in seconds since the burst began; `p50_s`, `p99_s`: quantiles of
+    the delay from request to start; `cores`, `memory`: mean utilisation, at the end, of the machines in use.
 
     Example: ``BurstResult(packing=Packing.FIRST_FIT, placed=100_000, unplaced=0, all_s=50.1, p50_s=25.0, p99_s=49.6, failed=1010, killed=0,
     lost=0, machines=782, cores=0.6, memory=0.6, cost=16.3)``
@@ -91,14 +92,14 @@ class BurstResult:
 
 
 ASSUMPTIONS = (
-    "one machine starts sandboxes one after another at its start rate; on a machine whose processors are asked for more than they have, "
-    "starts take longer by that factor",
-    "a cluster's control plane places at a bounded rate (above 500 a second and cluster was published for one such system)",
-    "a start fails with the same probability everywhere and is tried again after a pause that doubles",
-    "a sandbox takes what it takes from its start on and stays until the end; first-fit and least-loaded go by what is asked for, "
-    "pressure-aware packing by what is really taken, and by the mean where it has not started yet, which it is taken to know",
-    "where more memory is taken than a machine has, the sandbox that started last is killed and placed again",
-    "when a region is lost, all that was placed there is placed again elsewhere once that is noticed",
+    "a machine starts sandboxes one after another at its start rate; on a machine with overcommitted cores, starts are slower by the "
+    "overcommitment factor",
+    "a cluster's control plane places sandboxes at a bounded rate (over 500 per second and cluster was published for one such system)",
+    "a start fails with the same probability everywhere and is retried after a pause that doubles with each failure",
+    "a sandbox uses constant resources from its start to the end of the simulation; first-fit and least-loaded packing see requested "
+    "resources; pressure-aware packing sees actual use and, for sandboxes that have not started, assumes the mean, which it knows",
+    "where a machine runs out of memory, the sandbox that started last is killed and placed again",
+    "when a region is lost, its sandboxes are placed again elsewhere once the loss is noticed",
     "no network, no image transfer and no other tenants are simulated",
 )
 
@@ -108,12 +109,12 @@ ASSUMPTIONS = (
 
 Floats = NDArray[np.float64]
 
-_ASK, _STARTED, _LOST = 0, 1, 2
-_RESERVE = 0.9
+_REQUEST, _STARTED, _REGION_LOST = 0, 1, 2  # kinds of events
+_MEMORY_SHARE = 0.9
 """Share of a machine's memory that pressure-aware packing fills."""
 _MOST_TRIES = 12
-_WAIT_S = 1.0
-"""Pause before a request that found no room is tried again."""
+_NO_ROOM_RETRY_S = 1.0
+"""Pause before a request for which no machine had room is retried."""
 
 
 @dataclass(slots=True)
@@ -159,11 +160,11 @@ class _Simulation:
             return False
         if self.packing is Packing.PRESSURE:
             coming = machine.coming * self.burst.taken_gb
-            return machine.gb + coming + self.burst.taken_gb <= _RESERVE * self.fleet.memory_gb
+            return machine.gb + coming + self.burst.taken_gb <= _MEMORY_SHARE * self.fleet.memory_gb
         asked = max(self.burst.asked_cores / self.fleet.cores, self.burst.asked_gb / self.fleet.memory_gb)
         return (machine.promised + 1) * asked <= 1.0
 
-    def _key(self, at: int, machine: _Machine) -> float:
+    def _priority(self, at: int, machine: _Machine) -> float:
         if self.packing is Packing.FIRST_FIT:
             return float(at)
         if self.packing is Packing.LEAST_LOADED:
@@ -174,11 +175,11 @@ class _Simulation:
         return max(cores, gb) + queue
 
     def _offer(self, at: int) -> None:
-        """Push a machine's current state onto the heap, which makes its earlier entries stale."""
+        """Push a machine onto the heap with its current priority. Its earlier entries become stale."""
         machine = self.machines[at]
         machine.version += 1
         if self._fits(machine):
-            heapq.heappush(self.heap, (self._key(at, machine), at, machine.version))
+            heapq.heappush(self.heap, (self._priority(at, machine), at, machine.version))
 
     def _choose(self) -> int | None:
         while self.heap:
@@ -190,14 +191,14 @@ class _Simulation:
 
     # ------------------------------------------------------------ events
 
-    def _at(self, when: float, kind: int, who: int, epoch: int = 0) -> None:
+    def _schedule(self, when: float, kind: int, who: int, epoch: int = 0) -> None:
         self.order += 1
         heapq.heappush(self.events, (when, self.order, kind, who, epoch))
 
-    def _ask(self, now: float, who: int) -> None:
+    def _place(self, now: float, who: int) -> None:
         at = self._choose()
         if at is None:
-            self._retry(now + _WAIT_S, who)
+            self._retry(now + _NO_ROOM_RETRY_S, who)
             return
         machine, burst = self.machines[at], self.burst
         cluster = machine.cluster
@@ -209,7 +210,7 @@ class _Simulation:
         machine.coming += 1
         self.where[who] = at
         self.epoch[who] += 1
-        self._at(begin + slow * burst.start_s * (0.5 + self._uniform()), _STARTED, who, self.epoch[who])
+        self._schedule(begin + slow * burst.start_s * (0.5 + self._uniform()), _STARTED, who, self.epoch[who])
         self._offer(at)
 
     def _uniform(self) -> float:
@@ -223,7 +224,7 @@ class _Simulation:
         machine.coming -= 1
         if self._uniform() < self.burst.failure:
             self.failed += 1
-            self._again(now, who, self.burst.retry_s * 2.0 ** min(self.tries[who], 6))
+            self._requeue(now, who, self.burst.retry_s * 2.0 ** min(self.tries[who], 6))
             self._offer(at)
             return
         machine.cores += float(self.cores_N[who])
@@ -232,13 +233,13 @@ class _Simulation:
             self.killed += 1
             machine.cores -= float(self.cores_N[who])
             machine.gb -= float(self.gb_N[who])
-            self._again(now, who, self.burst.retry_s)
+            self._requeue(now, who, self.burst.retry_s)
         else:
             machine.here += 1
             self.began[who] = now
         self._offer(at)
 
-    def _again(self, now: float, who: int, pause_s: float) -> None:
+    def _requeue(self, now: float, who: int, pause_s: float) -> None:
         self.machines[self.where[who]].promised -= 1
         self.where[who] = -1
         self.epoch[who] += 1
@@ -249,7 +250,7 @@ class _Simulation:
         if self.tries[who] > _MOST_TRIES:
             self.unplaced += 1
         else:
-            self._at(when, _ASK, who)
+            self._schedule(when, _REQUEST, who)
 
     def _region_lost(self, now: float) -> None:
         self.dead.add(0)
@@ -259,52 +260,54 @@ class _Simulation:
                 self.began[who] = np.nan
                 self.where[who] = -1
                 self.epoch[who] += 1
-                self._at(now + self.burst.notice_s, _ASK, who)
+                self._schedule(now + self.burst.notice_s, _REQUEST, who)
         for at, machine in enumerate(self.machines):
             if machine.cluster == 0:
                 self.machines[at] = _Machine(cluster=0, version=machine.version + 1)
 
     def run(self) -> BurstResult:
         for who, when in enumerate(self.asked_N.tolist()):
-            self._at(when, _ASK, who)
+            self._schedule(when, _REQUEST, who)
         if self.burst.lose_region_at is not None:
-            self._at(self.burst.lose_region_at, _LOST, -1)
+            self._schedule(self.burst.lose_region_at, _REGION_LOST, -1)
         while self.events:
             now, _, kind, who, epoch = heapq.heappop(self.events)
-            if kind == _ASK:
-                self._ask(now, who)
-            elif kind == _LOST:
+            if kind == _REQUEST:
+                self._place(now, who)
+            elif kind == _REGION_LOST:
                 self._region_lost(now)
             elif epoch == self.epoch[who]:
                 self._started(now, who)
         return self._result()
 
     def _result(self) -> BurstResult:
-        there_N = np.isfinite(self.began)
-        waits_N = (self.began - self.asked_N)[there_N]
+        placed_N = np.isfinite(self.began)
+        waits_N = (self.began - self.asked_N)[placed_N]
         used = [machine for machine in self.machines if machine.here]
-        last = float(self.began[there_N].max(initial=0.0))
-        middle, late = (float(np.quantile(waits_N, q)) if len(waits_N) else 0.0 for q in (0.5, 0.99))
-        room = max(1, len(used))
+        last = float(self.began[placed_N].max(initial=0.0))
+        p50, p99 = (float(np.quantile(waits_N, q)) if len(waits_N) else 0.0 for q in (0.5, 0.99))
+        machines = max(1, len(used))
         return BurstResult(
             packing=self.packing,
-            placed=int(there_N.sum()),
+            placed=int(placed_N.sum()),
             unplaced=self.unplaced,
             all_s=last,
-            p50_s=middle,
-            p99_s=late,
+            p50_s=p50,
+            p99_s=p99,
             failed=self.failed,
             killed=self.killed,
             lost=self.lost,
             machines=len(used),
-            cores=sum(machine.cores for machine in used) / (room * self.fleet.cores),
-            memory=sum(machine.gb for machine in used) / (room * self.fleet.memory_gb),
+            cores=sum(machine.cores for machine in used) / (machines * self.fleet.cores),
+            memory=sum(machine.gb for machine in used) / (machines * self.fleet.memory_gb),
             cost=len(used) * self.fleet.price_per_hour * last / 3600.0,
         )
 
 
 def simulate(fleet: Fleet, burst: Burst, packing: Packing, seed: int = 0) -> BurstResult:
-    """Simulate a burst. Under the same seed, every policy gets the same sandboxes. Raises BadRequest without a machine or a sandbox."""
+    """Simulate a burst. With the same seed, every packing policy gets the same sandboxes. Raises BadRequest if there is no machine or no
+    sandbox.
+    """
     if min(fleet.clusters, fleet.nodes, burst.sandboxes) < 1:
         raise BadRequest("a burst needs at least one cluster, one machine and one sandbox")
     return _Simulation(fleet, burst, packing, seed).run()

@@ -103,7 +103,7 @@ async def test_a_server_whose_engine_hangs_is_not_waited_for_long(monkeypatch):
 
         fake._collective_rpc = hangs
         with monkeypatch.context() as hasty:
-            hasty.setattr("ostinato.weights.follow.drive._LOOK_S", 0.1)
+            hasty.setattr("ostinato.weights.follow.drive._QUERY_S", 0.1)
             async with asyncio.timeout(PATIENT_S):
                 with pytest.raises(Unavailable, match="TimeoutError"):
                     await vllm.swap(policy)
@@ -128,7 +128,7 @@ async def test_a_damaged_version_is_refused_without_a_pause():
         for name in store.objects:
             store.objects[name] = b"rotten"
         fake.calls.clear()
-        with pytest.raises(Corrupt, match="goes on as it was"):
+        with pytest.raises(Corrupt, match="keeps its weights"):
             await vllm.swap(second)
         assert "pause" not in fake.calls
         assert (fake.label, fake.served) == (first.hash, [first.hash])

@@ -32,7 +32,7 @@ def model(tensors=12, size=2 * MB):
 def pieces(monkeypatch):
     """Pieces of 2 MB, of which two are in memory at once."""
     monkeypatch.setattr(delta_apply, "_PIECE_BYTES", 2 * MB)
-    monkeypatch.setattr(delta_apply, "_AHEAD_BYTES", 4 * MB)
+    monkeypatch.setattr(delta_apply, "_READ_AHEAD_BYTES", 4 * MB)
 
 
 async def test_payloads_are_let_go_when_they_are_decoded(pieces):
@@ -69,7 +69,7 @@ async def test_no_more_than_so_many_bytes_are_on_their_way(pieces):
 
 async def test_a_payload_larger_than_what_may_be_on_its_way_is_read_all_the_same(monkeypatch):
     monkeypatch.setattr(delta_apply, "_PIECE_BYTES", 1 << 10)
-    monkeypatch.setattr(delta_apply, "_AHEAD_BYTES", 1 << 10)
+    monkeypatch.setattr(delta_apply, "_READ_AHEAD_BYTES", 1 << 10)
     store = MemoryStore()
     done = await VersionPublisher(store).publish(0, model(3, MB), run="r", base=None)
     assert weights_root(await Follower(store).fetch(done.policy)) == done.policy.hash

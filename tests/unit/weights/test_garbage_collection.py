@@ -416,7 +416,7 @@ async def test_a_holders_name_that_many_share_is_said_so():
 
     store = Restless()
     made = await history(store, 1)
-    with pytest.raises(Conflict, match="a name of its own"):
+    with pytest.raises(Conflict, match="a different name"):
         await hold(store, "same", made[0].hash)
 
 

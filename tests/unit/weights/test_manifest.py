@@ -124,7 +124,7 @@ async def test_a_manifest_that_was_tampered_with_is_corrupt_and_names_the_field(
 async def test_xor_cannot_stand_in_a_full_snapshot():
     document = (await documents())[0]
     document["tensors"][1]["chunks"][0]["codec"] = "xor-planes-zstd"
-    with pytest.raises(Corrupt, match="cannot stand in a full snapshot"):
+    with pytest.raises(Corrupt, match="is not allowed in a full snapshot"):
         parse(canonical(document))
 
 

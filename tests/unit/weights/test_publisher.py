@@ -379,6 +379,6 @@ class WritesMeanwhile(MemoryStore):
 async def test_arrays_that_change_while_they_are_published_are_refused_and_never_named():
     weights = {"w": WeightArray("BF16", (64,), np.full(64, 0x3F80, np.uint16).view(np.uint8))}
     store = WritesMeanwhile(weights["w"].data.view(np.uint16))
-    with pytest.raises(BadWeights, match="'w' chunk 0 changed while it was published"):
+    with pytest.raises(BadWeights, match="'w' chunk 0 changed while it was being published"):
         await VersionPublisher(store).publish(0, weights, run="r", base=None)
     assert not store.links

@@ -187,14 +187,14 @@ async def test_an_upstream_that_lost_all_refs_costs_no_ref_here(upstream, tmp_pa
 
 
 async def tidied(store: RelayStore) -> None:
-    if store._refs._tidying is not None:
-        await store._refs._tidying
+    if store._refs._cleanup is not None:
+        await store._refs._cleanup
 
 
 async def test_refs_of_old_versions_are_dropped_after_the_answer_and_beside_damaged_ones(
     upstream, tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr(module, "_VERSIONS_KEPT", 3)
+    monkeypatch.setattr(module, "_KEPT_VERSION_REFS", 3)
     roots, local = [hash_of(bytes([number])) for number in range(10)], DirectoryStore(tmp_path)
     for number, root in enumerate(roots):
         await local.move_ref(f"version/{root}", None, ONE)
@@ -217,12 +217,12 @@ async def test_refs_of_old_versions_are_dropped_after_the_answer_and_beside_dama
         await tidied(store)
     left = {path.name for path in (tmp_path / "refs" / "version").iterdir()}
     assert left == {roots[0], roots[1], *roots[-3:]}
-    assert "written down" not in caplog.text
+    assert "not stored on disk" not in caplog.text
 
 
 async def test_the_refs_of_old_versions_do_not_pile_up(upstream, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_VERSIONS_KEPT", 3)
-    monkeypatch.setattr(module, "_TIDIED_EVERY", 2)
+    monkeypatch.setattr(module, "_KEPT_VERSION_REFS", 3)
+    monkeypatch.setattr(module, "_NEW_REFS_PER_CLEANUP", 2)
     roots = [hash_of(bytes([number])) for number in range(20)]
     store = relay(upstream, tmp_path)
     await upstream.inner.move_ref("live", None, roots[0])
@@ -289,7 +289,7 @@ async def test_a_full_disk_costs_the_cache_not_the_answer(upstream, tmp_path, ca
     store = RelayStore(upstream, DirectoryStore(tmp_path, disk := FaultyDisk()), RelayConfig(), Time())
     disk.fail_at, disk.sticky = len(disk.calls) + 1, True
     assert await store.get(name) == b"weights"
-    assert "not kept" in caplog.text
+    assert "not cached" in caplog.text
     with pytest.raises(StorageFull):
         await read(store, name)
     disk.fail_at = 0

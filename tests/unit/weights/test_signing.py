@@ -61,7 +61,7 @@ async def test_whatever_is_changed_in_a_signed_manifest_its_signature_does_not_f
     else:
         document[field] = {"number": 9, "run": "s", "meta": {"a": 1}, "numerics": "x", "parent": "0" * 64}[field]
     store.links[version_ref(policy.hash)] = await store.put(canonical(document))
-    with pytest.raises(Corrupt, match="does not fit"):
+    with pytest.raises(Corrupt, match="is not valid"):
         await Follower(store, FollowerConfig(trusted=(signer.public,))).fetch(policy)
 
 

@@ -1,4 +1,4 @@
 """The lossless codec of one chunk of a tensor (`codec`)."""
 
-# first, so that its cache of compiled kernels holds for those of this package, too
+# imported first, so that its cache of compiled kernels also applies to the kernels of this package
 import ostinato.model.kernels  # noqa: F401  # pyright: ignore[reportUnusedImport]

@@ -1,8 +1,9 @@
 # pyright: basic, reportCallIssue=false
 """Bit streams of numbers, least significant bit first, in 64-bit words: plain, Rice and Elias gamma codes. Compiled.
 
-Bounds are checked only so: a writer zeroes its words first and stops at `limit`. A reader compares its position with the end; words of
-zeros after the end cover what it reads between two comparisons, so that a damaged stream is noticed and no memory beyond is touched.
+The functions here check no bounds. A writer must zero its words first and stop at its limit. A reader must compare its position with the
+end regularly, and append zero words that cover what it reads between two comparisons, so that it notices a damaged stream and reads no
+memory beyond.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-ESCAPE = 24  # a quotient this large is sent as 24 ones and 32 plain bits
+ESCAPE = 24  # a quotient this large is escaped: 24 ones, then the number in 32 plain bits
 LONGEST = ESCAPE + 32  # bits of the longest number
 
 
 @intrinsic
 def ones(typingctx: Any, word: Any) -> Any:
-    """How many bits of a uint64 are set."""
+    """Return the number of set bits of a uint64 (popcount)."""
     del typingctx, word
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -33,7 +34,7 @@ def ones(typingctx: Any, word: Any) -> Any:
 
 @intrinsic
 def lowest(typingctx: Any, word: Any) -> Any:
-    """The index of a uint64's lowest set bit; 64 if there is none."""
+    """Return the index of a uint64's lowest set bit, 64 if there is none."""
     del typingctx, word
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -49,7 +50,7 @@ _EACH = np.uint64(0x0101010101010101)
 
 @njit(inline="always")
 def nth(word, n):
-    """The index of the set bit of a uint64 that has `n` set bits below it; it must exist. No branches.
+    """Return the index of the set bit of a uint64 that has `n` set bits below it (select). It must exist. No branches.
 
     Vigna 2008, "Broadword implementation of rank/select queries", algorithm 2; the last byte by table.
     """
@@ -64,7 +65,7 @@ def nth(word, n):
 
 @njit(inline="always")
 def put(words, at, value, count):
-    """Append the low `count` (0 to 64) bits of value; the bits above must be 0. Returns the next place."""
+    """Append the low `count` (0 to 64) bits of value; the bits above must be 0. Returns the next bit position."""
     word, shift, bits = at >> 6, np.uint64(at & 63), np.uint64(value)
     words[word] |= bits << shift
     if (at & 63) + count > 64:
@@ -74,7 +75,7 @@ def put(words, at, value, count):
 
 @njit(inline="always")
 def put_rice(words, at, value, k):
-    """`value` >= 0 below 2^32: quotient by 2^k in ones and a zero, then k bits."""
+    """Append a Rice code of 0 <= `value` < 2^32: the quotient by 2^k in unary (ones and a zero), then the remainder in k bits."""
     quotient = value >> k
     if quotient >= ESCAPE:
         at = put(words, at, (1 << ESCAPE) - 1, ESCAPE)
@@ -85,7 +86,7 @@ def put_rice(words, at, value, k):
 
 @njit(inline="always")
 def put_signed_gap(words, at, value, k, negative):
-    """`put_rice` and one more bit, which is 1 for `negative`; in a single write if possible."""
+    """Append a Rice code and one more bit, which is 1 for `negative`, in a single write if possible."""
     quotient = value >> k
     if quotient >= ESCAPE:
         return put(words, put_rice(words, at, value, k), negative, 1)
@@ -95,20 +96,20 @@ def put_signed_gap(words, at, value, k, negative):
 
 @njit(inline="always")
 def peek(words, at) -> Any:
-    """The next 64 bits."""
+    """Return the next 64 bits."""
     word, shift = at >> 6, np.uint64(at & 63)
     return (words[word] >> shift) | ((words[word + 1] << np.uint64(1)) << (np.uint64(63) - shift))
 
 
 @njit(inline="always")
 def take(words, at, count) -> Any:
-    """(number of `count` <= 32 bits, next place)."""
+    """Read a number of `count` <= 32 bits. Returns (number, next bit position)."""
     return np.int64(peek(words, at) & ((np.uint64(1) << np.uint64(count)) - np.uint64(1))), at + count
 
 
 @njit(inline="always")
 def take_rice(words, at, k) -> Any:
-    """(number, next place) for k <= 32."""
+    """Read a Rice code with k <= 32. Returns (number, next bit position)."""
     word = peek(words, at)
     quotient = lowest(~word)
     if quotient >= ESCAPE:
@@ -119,7 +120,7 @@ def take_rice(words, at, k) -> Any:
 
 @njit(inline="always")
 def put_gamma(words, at, value):
-    """`value` >= 0 below 2^31: Elias gamma of value + 1."""
+    """Append the Elias gamma code of `value` + 1, for 0 <= `value` < 2^31."""
     size = 0
     while (value + 1) >> (size + 1):
         size += 1
@@ -129,7 +130,7 @@ def put_gamma(words, at, value):
 
 @njit(inline="always")
 def take_gamma(words, at) -> Any:
-    """(number, next place); the number is -1 for a code that no writer makes."""
+    """Read an Elias gamma code. Returns (number, next bit position); the number is -1 for a code that no writer makes."""
     size = lowest(peek(words, at))
     if size > 31:
         return np.int64(-1), at
@@ -137,7 +138,7 @@ def take_gamma(words, at) -> Any:
     return ((np.int64(1) << size) | rest) - 1, at
 
 
-# ---------------------------------------------------------------- sixteen bits
+# ---------------------------------------------------------------- blocks of 16-bit codes
 
 
 Codes = NDArray[np.uint16]
@@ -146,13 +147,13 @@ BLOCK = 64
 MAGNITUDE = 0x7FFF
 
 
-def _sixty_four(context: Any, builder: Any, kind: Any, array: Any, at: Any) -> Any:
+def _load_block(context: Any, builder: Any, kind: Any, array: Any, at: Any) -> Any:
     made = context.make_array(kind)(context, builder, array)
     vector = ir.VectorType(ir.IntType(16), BLOCK)
     return builder.load(builder.bitcast(builder.gep(made.data, [at]), vector.as_pointer()), align=2)
 
 
-def _everywhere(builder: Any, value: Any) -> Any:
+def _broadcast(builder: Any, value: Any) -> Any:
     vector = ir.VectorType(value.type, BLOCK)
     nothing = ir.Constant(vector, ir.Undefined)
     one = builder.insert_element(nothing, value, ir.Constant(ir.IntType(32), 0))
@@ -161,13 +162,13 @@ def _everywhere(builder: Any, value: Any) -> Any:
 
 @intrinsic
 def differing(typingctx: Any, old: Any, new: Any, at: Any) -> Any:
-    """Bit i of the answer: old[at + i] != new[at + i], for i < 64. Nothing checks the bounds."""
+    """Return a mask whose bit i is old[at + i] != new[at + i], for i < 64. Does not check bounds."""
     del typingctx, at
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         old, new, at = args
-        a = _sixty_four(context, builder, signature.args[0], old, at)
-        b = _sixty_four(context, builder, signature.args[1], new, at)
+        a = _load_block(context, builder, signature.args[0], old, at)
+        b = _load_block(context, builder, signature.args[1], new, at)
         return builder.bitcast(builder.icmp_unsigned("!=", a, b), ir.IntType(64))
 
     return types.uint64(old, new, types.intp), generate
@@ -175,14 +176,14 @@ def differing(typingctx: Any, old: Any, new: Any, at: Any) -> Any:
 
 @intrinsic
 def exponents(typingctx: Any, codes: Any, at: Any, shift: Any, found: Any) -> Any:
-    """found[i] (bytes) = exponent of codes[at + i], for i < 64; `shift` is the length of the mantissa. Nothing checks the bounds."""
+    """Set found[i] (bytes) to the exponent of codes[at + i], for i < 64. `shift`: bits of the mantissa. Does not check bounds."""
     del typingctx, at, shift
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         codes, at, shift, found = args
-        values = _sixty_four(context, builder, signature.args[0], codes, at)
-        masked = builder.and_(values, _everywhere(builder, ir.Constant(ir.IntType(16), MAGNITUDE)))
-        shifted = builder.lshr(masked, _everywhere(builder, builder.trunc(shift, ir.IntType(16))))
+        values = _load_block(context, builder, signature.args[0], codes, at)
+        masked = builder.and_(values, _broadcast(builder, ir.Constant(ir.IntType(16), MAGNITUDE)))
+        shifted = builder.lshr(masked, _broadcast(builder, builder.trunc(shift, ir.IntType(16))))
         small = ir.VectorType(ir.IntType(8), BLOCK)
         made = context.make_array(signature.args[3])(context, builder, found)
         builder.store(builder.trunc(shifted, small), builder.bitcast(made.data, small.as_pointer()), align=1)
@@ -193,7 +194,7 @@ def exponents(typingctx: Any, codes: Any, at: Any, shift: Any, found: Any) -> An
 
 @intrinsic
 def within(typingctx: Any, found: Any, first: Any, more: Any) -> Any:
-    """Bit i of the answer: first <= found[i] <= first + more, for 64 bytes. Nothing checks the bounds."""
+    """Return a mask whose bit i is first <= found[i] <= first + more, for 64 bytes. Does not check bounds."""
     del typingctx, first, more
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -201,9 +202,7 @@ def within(typingctx: Any, found: Any, first: Any, more: Any) -> Any:
         made = context.make_array(signature.args[0])(context, builder, found)
         small = ir.VectorType(ir.IntType(8), BLOCK)
         values = builder.load(builder.bitcast(made.data, small.as_pointer()), align=1)
-        inside = builder.icmp_unsigned(
-            "<=", builder.sub(values, _everywhere(builder, first)), _everywhere(builder, more)
-        )
+        inside = builder.icmp_unsigned("<=", builder.sub(values, _broadcast(builder, first)), _broadcast(builder, more))
         return builder.bitcast(inside, ir.IntType(64))
 
     return types.uint64(found, types.uint8, types.uint8), generate
@@ -211,12 +210,12 @@ def within(typingctx: Any, found: Any, first: Any, more: Any) -> Any:
 
 @njit(inline="always")
 def ordered(code):
-    """16-bit float code -> an integer that grows with the value; a bijection: +0.0 -> 0, -0.0 -> -1."""
+    """Map a 16-bit float code to an integer that grows with the value. A bijection: +0.0 -> 0, -0.0 -> -1."""
     return np.int64(code) if code < 32768 else 32767 - np.int64(code)
 
 
 @njit(inline="always")
 def unordered(position):
-    """The inverse of `ordered`, modulo 2^16: a damaged step still gives a code, which the chunk's hash then exposes."""
+    """Invert `ordered`, modulo 2^16. A damaged step still gives a code; the chunk's hash then shows the damage."""
     low = position & 0xFFFF
     return np.uint16(low) if low < 32768 else np.uint16(32767 - (low - 65536))

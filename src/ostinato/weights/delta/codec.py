@@ -1,6 +1,6 @@
-"""The lossless codec of one chunk: encodes a tensor slice's new bytes, given the old ones, as a payload, and decodes it.
+"""The lossless codec of a chunk: encodes a tensor slice's new bytes, given the old ones, as a payload, and decodes it.
 
-Each chunk is coded on its own, so chunks can be coded, fetched and repaired independently. The manifest names one of five codecs:
+Each chunk is encoded, fetched and repaired independently of the others. The manifest names one of five codecs:
 
 - ``equal``: nothing changed; the payload is empty.
 - ``steps``: the changed elements of a 16-bit float tensor, with the old values as context (`encoder`).
@@ -8,8 +8,8 @@ Each chunk is coded on its own, so chunks can be coded, fetched and repaired ind
 - ``planes-zstd``: the new bytes alone, split into byte planes, zstd. For full snapshots and chunks that changed too much.
 - ``raw``: the new bytes, when no other codec is smaller.
 
-Everything works on integer bits: NaN payloads, -0.0 and subnormals come back unchanged. Byte planes make XOR payloads about 11%
-smaller than zstd on the interleaved bytes, and full snapshots about a quarter smaller. XOR deltas of weights follow PULSE (arXiv
+All codecs work on integer bits, so NaN payloads, -0.0 and subnormals are preserved. Compared with zstd on the interleaved bytes, byte
+planes make XOR payloads about 11% smaller, and full snapshots about a quarter smaller. XOR deltas of weights follow PULSE (arXiv
 2602.03839), which ships the changed bits of bf16 weights.
 """
 
@@ -35,19 +35,19 @@ XOR: Final = "xor-planes-zstd"
 STEPS: Final = "steps"
 CODECS: Final = frozenset({EQUAL, RAW, PLANES, XOR, STEPS})
 NEEDS_OLD: Final = frozenset({EQUAL, XOR, STEPS})
-"""Codecs that cannot be decoded without the old bytes: never in a full snapshot."""
+"""Codecs that need the old bytes to decode, and so are never in a full snapshot."""
 
 MAX_CHUNK_BYTES: Final = 1 << 26
-"""No chunk decodes to more than this; checked before anything is allocated."""
+"""Largest decoded chunk. Checked before anything is allocated."""
 
-_MANTISSA: Final = {"BF16": 7, "F16": 10}
-_SURE = 8  # a `steps` payload this many times smaller than the chunk is taken without trying another codec
-_XOR_WORTH = 0.5  # an XOR payload above this share of the chunk may lose to coding the new bytes alone: try both
+_MANTISSA_BITS: Final = {"BF16": 7, "F16": 10}
+_GOOD_RATIO = 8  # a `steps` payload this many times smaller than the chunk is accepted without trying another codec
+_POOR_XOR_SHARE = 0.5  # if an XOR payload exceeds this share of the chunk, also try to encode the new bytes alone
 
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """A chunk as it is stored.
+    """An encoded chunk.
 
     Example: ``Coded(codec="equal", payload=b"")``
     """
@@ -57,7 +57,7 @@ class Coded:
 
 
 def encode(old: Bytes | None, new: Bytes, *, dtype: str, level: int = 1) -> Coded:
-    """Code `new`, given `old` of the same length if the receiver has it.
+    """Encode `new`, given `old` of the same length if the receiver has it.
 
     Args:
         old: flat contiguous uint8 array, or None for a full snapshot.
@@ -75,30 +75,30 @@ def encode(old: Bytes | None, new: Bytes, *, dtype: str, level: int = 1) -> Code
         return _smallest(new, [Coded(PLANES, _compress(new, itemsize, level))])
     if old.size != new.size:
         raise ValueError(f"old has {old.size} bytes and new has {new.size}; a delta needs the same shape")
-    found: list[Coded] = []
-    if dtype in _MANTISSA:
-        steps = encoder.encode(old.view(np.uint16), new.view(np.uint16), _MANTISSA[dtype])
+    candidates: list[Coded] = []
+    if dtype in _MANTISSA_BITS:
+        steps = encoder.encode(old.view(np.uint16), new.view(np.uint16), _MANTISSA_BITS[dtype])
         if steps == b"":
             return Coded(EQUAL, b"")
-        found = [] if steps is None else [Coded(STEPS, steps)]
-        if steps is not None and len(steps) * _SURE < new.size:
-            return found[0]
+        candidates = [] if steps is None else [Coded(STEPS, steps)]
+        if steps is not None and len(steps) * _GOOD_RATIO < new.size:
+            return candidates[0]
     difference = np.bitwise_xor(old, new)
     if not difference.any():
         return Coded(EQUAL, b"")
-    found.append(Coded(XOR, _compress(difference, itemsize, level)))
-    if len(found[-1].payload) > _XOR_WORTH * new.size:
-        found.append(Coded(PLANES, _compress(new, itemsize, level)))
-    return _smallest(new, found)
+    candidates.append(Coded(XOR, _compress(difference, itemsize, level)))
+    if len(candidates[-1].payload) > _POOR_XOR_SHARE * new.size:
+        candidates.append(Coded(PLANES, _compress(new, itemsize, level)))
+    return _smallest(new, candidates)
 
 
 def decode(codec: str, target: Bytes, payload: bytes | memoryview, *, dtype: str, old: bool) -> None:
-    """The inverse of `encode`, in place: `target` holds the old bytes if `old`, and the new ones afterwards.
+    """Decode a payload in place, the inverse of `encode`. `target` holds the old bytes if `old`, and the new ones afterwards.
 
-    Trusts no input: the chunk's size is bounded, and the payload's declared size must fit `target` before memory is allocated.
+    Safe for untrusted input: the chunk's size is bounded, and the payload's declared size must match `target` before memory is allocated.
 
-    Raises:
-        Corrupt: unknown codec, missing old bytes, or a payload that does not fit this chunk; `target` may then hold a mixture.
+    Raises Corrupt for an unknown codec, missing old bytes, or a payload that does not match this chunk; `target` may then hold a mixture of
+    old and new bytes.
     """
     itemsize = ITEMSIZES[dtype]
     if target.size > MAX_CHUNK_BYTES or target.size % itemsize:
@@ -111,9 +111,9 @@ def decode(codec: str, target: Bytes, payload: bytes | memoryview, *, dtype: str
         if len(payload):
             raise Corrupt(f"an unchanged chunk carries {len(payload)} bytes of payload")
     elif codec == STEPS:
-        if dtype not in _MANTISSA:
-            raise Corrupt(f"codec {codec!r} is for {' and '.join(_MANTISSA)}, not {dtype}")
-        decoder.decode(target.view(np.uint16), payload, _MANTISSA[dtype])
+        if dtype not in _MANTISSA_BITS:
+            raise Corrupt(f"codec {codec!r} is for {' and '.join(_MANTISSA_BITS)}, not {dtype}")
+        decoder.decode(target.view(np.uint16), payload, _MANTISSA_BITS[dtype])
     elif codec == RAW:
         target[:] = _exact(np.frombuffer(payload, np.uint8), target.size)
     else:
@@ -124,15 +124,15 @@ def decode(codec: str, target: Bytes, payload: bytes | memoryview, *, dtype: str
 
 
 def changed_elements(old: Bytes, new: Bytes, itemsize: int) -> int:
-    """How many elements differ in at least one bit."""
+    """Return the number of elements that differ in at least one bit."""
     differs = old != new
     if itemsize == 1:
         return int(np.count_nonzero(differs))
     return int(np.count_nonzero(differs.view(np.dtype(f"u{itemsize}"))))
 
 
-def _smallest(new: Bytes, found: list[Coded]) -> Coded:
-    best = min(found, key=lambda coded: len(coded.payload))
+def _smallest(new: Bytes, candidates: list[Coded]) -> Coded:
+    best = min(candidates, key=lambda coded: len(coded.payload))
     return best if len(best.payload) < new.size else Coded(RAW, new.tobytes())
 
 
@@ -155,7 +155,7 @@ def _decompress(payload: bytes | memoryview, size: int) -> Bytes:
         raise Corrupt(f"a chunk of {size} bytes does not start with a zstd frame")
     try:
         declared = zstandard.frame_content_size(payload)
-        # -1 (not declared) is refused too: zstandard trusts the declared size, so it must be right.
+        # also refuses -1 (not declared): zstandard trusts the declared size, so it must be right
         if declared != size:
             raise Corrupt(f"a chunk of {size} bytes declares {declared} bytes in its zstd frame")
         plain = zstandard.ZstdDecompressor().decompress(payload, max_output_size=max(size, 1), allow_extra_data=False)

@@ -1,5 +1,7 @@
 # pyright: basic, reportCallIssue=false
-"""The delta decoder, inverse of `encoder`: applies a payload's steps to the old codes, in place. Trusts no count, place or length in it."""
+"""The delta decoder, inverse of `encoder`: applies a payload's steps to the old codes, in place. Validates every count, position and
+length in the payload.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ _LONGEST_STEP = 0xFFFF
 
 @njit(nogil=True, cache=True)
 def _read_header(words, end, shift, most, starts, widths, firsts, gap_k, length_k):
-    """Returns (number of classes, next place), or (-1, 0) for a header that no encoder writes."""
+    """Return (number of classes, next bit position), or (-1, 0) for a header that no encoder writes."""
     n, at = take(words, 0, 5)
     edge = 0
     if n < 1 or n > CLASSES:
@@ -52,7 +54,7 @@ def _read_header(words, end, shift, most, starts, widths, firsts, gap_k, length_
 
 @njit(nogil=True, cache=True)
 def _read_class(words, at, end, most, gap_k, length_k, ranks, steps):
-    """Fill one class's ranks (ascending, below `most`) and steps; returns the next place, or -1 if the stream is damaged."""
+    """Fill one class's ranks (ascending, below `most`) and steps. Returns the next bit position, or -1 if the stream is damaged."""
     count, rank = len(ranks), np.int64(-1)
     for i in range(count):
         gap, at = take_rice(words, at, gap_k)
@@ -87,7 +89,7 @@ def _read_class(words, at, end, most, gap_k, length_k, ranks, steps):
 
 @njit(nogil=True, cache=True)
 def _apply(codes, shift, starts, widths, firsts, ranks, steps):
-    """Apply the steps in place; False if some rank lies beyond its class."""
+    """Apply the steps in place. Returns False if a rank lies beyond its class."""
     n = len(starts)
     found = np.empty(BLOCK, np.uint8)
     never = np.int64(1) << 62
@@ -102,7 +104,7 @@ def _apply(codes, shift, starts, widths, firsts, ranks, steps):
             masks[c] = within(found, starts[c], widths[c])
             left[c] -= ones(masks[c])
             hit |= (np.uint64(left[c]) >> np.uint64(63)) << np.uint64(c)
-        while hit:  # all masks are computed already, so these writes cannot change them
+        while hit:  # all masks of the block are computed already, so these writes cannot change them
             c = lowest(hit)
             hit &= hit - np.uint64(1)
             ahead, k, size = left[c], nexts[c], ones(masks[c])
@@ -125,17 +127,17 @@ def _apply(codes, shift, starts, widths, firsts, ranks, steps):
 
 
 def decode(codes: Codes, payload: bytes | memoryview, shift: int) -> None:
-    """Turn the old codes into the new ones, in place. Extra memory: 8 bytes per changed element and the payload.
+    """Turn the old codes into the new ones, in place. Needs 8 bytes of memory per changed element, and the payload.
 
-    Raises Corrupt for anything that `encode` does not write; `codes` may then hold a mixture and must be dropped.
+    Raises Corrupt for anything that `encode` does not write; `codes` may then hold a mixture of old and new codes and must be dropped.
     """
-    # spare words, because a header is read before its end is checked
+    # padded, because a header is read before its end is checked
     words = np.zeros(len(payload) // 8 + 8, np.uint64)
     words.view(np.uint8)[: len(payload)] = np.frombuffer(payload, np.uint8)
     end = len(payload) * 8
     starts, widths = np.zeros(CLASSES, np.uint8), np.zeros(CLASSES, np.uint8)
     firsts, gap_k, length_k = (np.zeros(CLASSES + 1, np.int64) for _ in range(3))
-    most = len(codes) // DENSEST + BLOCK  # a payload cannot ask for more memory than this
+    most = len(codes) // DENSEST + BLOCK  # bounds the memory that a payload can claim
     n, at = _read_header(words, end, shift, most, starts, widths, firsts, gap_k, length_k)
     if n < 0:
         raise Corrupt("the payload's classes are not what this codec writes")

@@ -1,17 +1,17 @@
 # pyright: basic, reportCallIssue=false
-"""The delta of 16-bit floats, with the receiver's old values as context.
+"""The delta encoder for 16-bit floats, with the receiver's old values as context.
 
-A bf16 weight changes when its fp32 master crosses a rounding boundary. The chance of that is about step / ulp, so it doubles each time
-the exponent falls by one, and the receiver knows the old exponents. So:
+A bf16 weight changes when its fp32 master weight crosses a rounding boundary. The probability is about step / ulp, so it doubles each time
+the exponent falls by one, and the receiver knows the old exponents. The encoding uses this:
 
 - Elements fall into at most 24 classes: ranges of the old value's exponent.
 - Within a class the elements are counted 0, 1, 2, ... The gaps between changed elements are nearly geometric, so they are Rice codes
   with one parameter per class (Golomb 1966; Rice 1979).
-- A new value is a step along the line of all 65,536 codes in the order of their values: a sign, and a length that is nearly
-  always 1. In classes where it is, only the exceptions are named, by their own gaps; in others every length is a Rice code.
+- A new value is a step along the 65,536 codes sorted by value: a sign, and a length that is nearly always 1. In classes where this holds,
+  only the exceptions are encoded, by their own gaps; in the other classes every length is a Rice code.
 
-The payload is one bit stream: the classes' headers, then class by class gaps, signs and lengths. There are no positions and no tables.
-Elements are processed 64 at a time, as one comparison per class and a count of bits, so a chunk takes under a cycle per element and class.
+The payload is one bit stream: the classes' headers, then for each class the gaps, signs and lengths. It has no positions and no tables.
+Elements are processed 64 at a time, by one comparison per class and a bit count, so a chunk takes under a cycle per element and class.
 """
 
 from __future__ import annotations
@@ -38,19 +38,23 @@ from ostinato.weights.delta.bits import (
 
 CLASSES = 24
 DENSEST = 4  # a chunk in which more than 1 in 4 elements changed is left to other codecs
-_USUAL_BITS = 32  # of room per change, and for 256 more; a stream that does not fit is written again with more room
-_APART_BITS = 10  # classes are joined if that costs less; a header takes about 30, but a class's steps fit better alone
-_LANES = 4  # counters per exponent: neighbours share an exponent, and raising the same counter twice in a row stalls
-# 1 block in 29 is counted to estimate how many elements each exponent has; row lengths are not multiples of 29
-_SAMPLED = 29
+_USUAL_BITS = (
+    32  # room per change, plus room for 256 changes; a stream that does not fit is written again with more room
+)
+_MERGE_BITS = (
+    10  # classes are merged if that costs fewer bits; a header takes about 30, but separate classes code steps better
+)
+_LANES = 4  # counters per exponent: neighbours often share an exponent, and incrementing the same counter twice in a row stalls
+# 1 block in 29 is sampled to estimate how many elements each exponent has; row lengths are not multiples of 29
+_SAMPLING = 29
 
 
 @njit(nogil=True, cache=True)
 def _find(old, new, shift, positions, steps, total, changed):
-    """Fill `positions` (int32) with the indices that differ, ascending, and `steps` with the differences; count by exponent.
+    """Fill `positions` (int32) with the indices that differ, ascending, and `steps` with the differences, and count by exponent.
 
-    Returns how many differ, or -1 if there is no room for all. Per exponent, `changed` counts the elements that differ, and `total`
-    estimates the number of all elements from a sample.
+    Returns the number of differing elements, or -1 if there is no room for all. Per exponent, `changed` counts the elements that differ,
+    and `total` estimates the number of all elements from a sample.
     """
     count, room, sampled = 0, len(positions), 0
     seen = np.zeros((_LANES, len(total)), np.int32)
@@ -67,7 +71,7 @@ def _find(old, new, shift, positions, steps, total, changed):
                 changed[(old[at] & MAGNITUDE) >> shift] += 1
                 count += 1
         if i == sampled:
-            sampled += BLOCK * _SAMPLED
+            sampled += BLOCK * _SAMPLING
             for j in range(i, i + BLOCK):
                 seen[j % _LANES, (old[j] & MAGNITUDE) >> shift] += 1
     for i in range(whole, len(old)):
@@ -81,13 +85,14 @@ def _find(old, new, shift, positions, steps, total, changed):
             count += 1
     for lane in range(_LANES):
         for e in range(len(total)):
-            total[e] += seen[lane, e] * _SAMPLED
+            total[e] += seen[lane, e] * _SAMPLING
     return count
 
 
 @njit(nogil=True, cache=True)
 def _classes(total, changed, starts, widths, firsts, class_of):
-    """Choose the ranges of exponents; returns their number. Neighbours are joined while that costs fewer bits than `_APART_BITS`.
+    """Choose the ranges of exponents that form classes. Returns their number. Neighbours are merged while that costs fewer bits than
+    `_MERGE_BITS`.
 
     `class_of` receives the class of each exponent, `firsts` the number of changed elements in the classes before each class.
     """
@@ -101,7 +106,7 @@ def _classes(total, changed, starts, widths, firsts, class_of):
             count += 1
     n = count
     while n > 1:
-        best, where = np.float64(_APART_BITS), -1
+        best, where = np.float64(_MERGE_BITS), -1
         for c in range(n - 1):
             between = 0.0
             for e in range(last[c] + 1, first[c + 1]):
@@ -128,16 +133,16 @@ def _classes(total, changed, starts, widths, firsts, class_of):
 
 @njit(inline="always")
 def _cost(total, changed):
-    """Bits to name which `changed` of `total` elements changed."""
+    """Return the bits that it takes to encode which `changed` of `total` elements changed (their entropy)."""
     p = changed / total
     return -total * (p * np.log2(p) + (1 - p) * np.log2(1 - p)) if p < 1 else 0.0
 
 
 @njit(nogil=True, cache=True)
 def _rank(old, positions, jumps, shift, starts, widths, firsts, class_of, ranks, steps):
-    """Per class, in order: the changed elements' ranks among the class's elements, and their steps (`jumps` in order of places).
+    """Fill `ranks` with the changed elements' ranks among their class's elements, class by class, and `steps` with their steps.
 
-    firsts[c] is where class c begins.
+    `jumps` are the steps in the order of the positions; firsts[c] is where class c begins.
     """
     n, found = len(starts), np.empty(BLOCK, np.uint8)
     seen, masks, nexts = np.zeros(n, np.int64), np.zeros(n, np.uint64), firsts[:n].copy()
@@ -172,7 +177,7 @@ def _rank(old, positions, jumps, shift, starts, widths, firsts, class_of, ranks,
 
 @njit(nogil=True, cache=True)
 def _parameter(total, count):
-    """The Rice parameter for `count` numbers whose sum is `total`; nearly the one that takes the fewest bits."""
+    """Return a nearly optimal Rice parameter for `count` numbers whose sum is `total`."""
     k = 0
     while k < 24 and (count << (k + 1)) <= total + (total >> 1):  # mean * ln 2 against 2^k, in integers
         k += 1
@@ -181,7 +186,7 @@ def _parameter(total, count):
 
 @njit(nogil=True, cache=True)
 def _write(starts, widths, firsts, ranks, steps, words, limit):
-    """Write the bit stream; returns its length in bits, or -1 if it would exceed `limit`."""
+    """Write the bit stream. Returns its length in bits, or -1 if it would exceed `limit`."""
     n = len(starts)
     gap_k, length_k, long = np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64)
     gaps = np.empty(len(ranks), np.int64)
@@ -217,7 +222,7 @@ def _write(starts, widths, firsts, ranks, steps, words, limit):
 
 @njit(nogil=True, cache=True)
 def _write_lengths(steps, k, long, words, at, limit):
-    """Write every length as a Rice code, or with k = 0 only those above 1: their number, and for each a gap and a length."""
+    """Write every length as a Rice code or, with k = 0, only those above 1: their number, and for each a gap and a length."""
     count = len(steps)
     if at > limit - 3 * LONGEST:
         return -1
@@ -244,12 +249,12 @@ def _write_lengths(steps, k, long, words, at, limit):
 
 
 def encode(old: Codes, new: Codes, shift: int) -> bytes | None:
-    """The payload that turns `old` into `new`: empty if they are equal, None if too much changed for this codec.
+    """Return the payload that turns `old` into `new`: empty if they are equal, None if too much changed for this codec.
 
     Args:
         old: contiguous codes, fewer than 2^31.
-        new: as many codes.
-        shift: bits of the mantissa: 7 for bf16, 10 for fp16.
+        new: the same number of codes.
+        shift: bits of the mantissa, 7 for bf16, 10 for fp16.
     """
     room, most = len(old) // DENSEST + BLOCK, 1 << (15 - shift)
     positions, jumps = np.empty(room, np.int32), np.empty(room, np.int32)
@@ -265,7 +270,7 @@ def encode(old: Codes, new: Codes, shift: int) -> bytes | None:
     ranks, steps = np.empty(count, np.int32), np.empty(count, np.int32)
     _rank(old, positions, jumps, shift, starts, widths, firsts, class_of, ranks, steps)
     for limit in (min(_USUAL_BITS * count + 8192, old.nbytes * 8), old.nbytes * 8):
-        words = np.zeros(limit // 64 + 4 * CLASSES, np.uint64)  # room for the headers, whatever the limit
+        words = np.zeros(limit // 64 + 4 * CLASSES, np.uint64)  # with room for the headers beyond the limit
         bits = int(_write(starts, widths, firsts, ranks, steps, words, limit))
         if bits >= 0:
             return words.view(np.uint8)[: (bits + 7) // 8].tobytes()

@@ -1,1 +1,1 @@
-"""Following: a ref -> verified weights in memory."""
+"""Following: turns a ref into verified weights in memory."""

@@ -1,7 +1,8 @@
-"""Builds a version beside the one that is being served, in the memory of one copy of the weights.
+"""Applies deltas: builds a version beside the one that is being served, with the memory of one further copy of the weights.
 
-Tensors are shared with the base version until they are written to. Objects are read in pieces, some ahead while others are decoded. A
-payload takes less memory than its decoded chunk and is freed once decoded. A payload that arrives damaged is fetched again, alone.
+Tensors are shared with the base version until they are written to (copy-on-write). Objects are read in pieces, some ahead while others are
+decoded. A payload takes less memory than its decoded chunk and is freed once decoded. A payload that arrives damaged is fetched again by
+itself.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from ostinato.weights.version.manifest import Manifest, StoredChunk, Tensor
 
 _PIECE_BYTES = 1 << 23  # adjacent payloads are read together up to this size
 # in flight or waiting to be decoded: three times the bandwidth-delay product of 1 Gbit/s and 300 ms
-_AHEAD_BYTES = 1 << 27
-_THREADS = 2  # that decode, straight into the result's memory
-_ATTEMPTS = 3  # to get a payload that has the hash in the manifest
+_READ_AHEAD_BYTES = 1 << 27
+_DECODER_THREADS = 2  # they decode directly into the result's memory
+_ATTEMPTS = 3  # to fetch a payload that matches the manifest's hash
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """One chunk that is to be decoded into `target`, which holds the old bytes if `old`."""
+    """One chunk to decode into `target`, which holds the old bytes if `old`."""
 
     tensor: Tensor
     index: int
@@ -46,7 +47,7 @@ class _Item:
 
 
 class Shadow:
-    """Weights to which one manifest after the other is applied. After an error they are a mixture and must be dropped.
+    """Weights to which manifests are applied one after another. After an error they are a mixture of versions and must be dropped.
 
     Example::
 
@@ -85,13 +86,13 @@ class Shadow:
         self._at = manifest
 
     def weights(self) -> Weights:
-        """The weights built, read-only from now on."""
+        """Return the weights built so far, which are read-only from then on."""
         for data in self._own.values():
             data.setflags(write=False)
         return dict(self._weights)
 
     def _writable(self, tensor: Tensor) -> NDArray[np.uint8]:
-        """The tensor's bytes in our own memory, with the old content if there was any."""
+        """Return the tensor's bytes in memory of this object's own, with the old content if there was any."""
         old = self._weights.get(tensor.name)
         data = self._own.get(tensor.name)
         if data is None or data.nbytes != tensor.nbytes:
@@ -106,7 +107,7 @@ class Shadow:
         """Check that the tensors are the same, and that each chunk declared unchanged has the hash that was verified before."""
         form = {tensor.name: (tensor.dtype, tensor.shape) for tensor in manifest.tensors}
         if self._at is None or form != {name: (array.dtype, array.shape) for name, array in self._weights.items()}:
-            raise Corrupt(f"manifest {hash}: its tensors do not fit those of its parent {manifest.parent}; refused")
+            raise Corrupt(f"manifest {hash}: its tensors do not match those of its parent {manifest.parent}; refused")
         results = {tensor.name: tensor.results for tensor in self._at.tensors}
         for tensor in manifest.tensors:
             for at, chunk in enumerate(tensor.chunks):
@@ -127,7 +128,7 @@ class _Piece:
 
 
 def _pieces(work: Mapping[str, list[_Item]]) -> Iterator[_Piece]:
-    """Group every item into pieces, object by object. Raises Corrupt for a range beyond the largest object."""
+    """Group the items into pieces, object by object. Raises Corrupt for a range beyond the largest allowed object."""
     for name, items in work.items():
         together: list[_Item] = []
         start = end = 0
@@ -146,13 +147,13 @@ def _pieces(work: Mapping[str, list[_Item]]) -> Iterator[_Piece]:
 
 
 async def _decode_all(store: WeightStore, work: Mapping[str, list[_Item]]) -> None:
-    """Read each payload once and decode it. Pieces are read ahead, up to `_AHEAD_BYTES`, while others are decoded."""
+    """Read each payload once and decode it. Pieces are read ahead, up to `_READ_AHEAD_BYTES`, while others are decoded."""
     running: dict[asyncio.Task[None], int] = {}
-    threads = ThreadPoolExecutor(_THREADS)
+    threads = ThreadPoolExecutor(_DECODER_THREADS)
     try:
         for piece in _pieces(work):
             size = piece.end - piece.start
-            while running and sum(running.values()) + size > _AHEAD_BYTES:
+            while running and sum(running.values()) + size > _READ_AHEAD_BYTES:
                 await _first_done(running)
             running[asyncio.create_task(_decode_piece(store, piece, threads))] = size
         while running:
@@ -161,7 +162,7 @@ async def _decode_all(store: WeightStore, work: Mapping[str, list[_Item]]) -> No
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        await asyncio.to_thread(threads.shutdown)  # no thread still writes when the caller sees an error
+        await asyncio.to_thread(threads.shutdown)  # no thread may still write when the caller sees an error
 
 
 async def _first_done(running: dict[asyncio.Task[None], int]) -> None:
@@ -176,37 +177,37 @@ async def _first_done(running: dict[asyncio.Task[None], int]) -> None:
 async def _decode_piece(store: WeightStore, piece: _Piece, threads: Executor) -> None:
     payloads = await _payloads(store, piece)
     pairs = list(zip(piece.items, payloads, strict=True))
-    parts = [pairs[start::_THREADS] for start in range(_THREADS)]  # a small delta is one piece
+    parts = [pairs[start::_DECODER_THREADS] for start in range(_DECODER_THREADS)]  # a small delta is a single piece
     loop = asyncio.get_running_loop()
     await asyncio.gather(*(loop.run_in_executor(threads, _decode, part) for part in parts))
 
 
 async def _payloads(store: WeightStore, piece: _Piece) -> list[memoryview]:
-    """The payloads of one piece, read together; payloads whose hash is wrong are read again, each alone."""
+    """Read the payloads of one piece together. Payloads with a wrong hash are read again, each by itself."""
     try:
         data = memoryview(await store.get_range(piece.object, piece.start, piece.end - piece.start))
     except Corrupt:  # the object is too short, but may hold some of the payloads
         data = memoryview(b"")
     places = [item.chunk.offset - piece.start for item in piece.items]
-    found = [data[at : at + item.chunk.length] for at, item in zip(places, piece.items, strict=True)]
+    payloads = [data[at : at + item.chunk.length] for at, item in zip(places, piece.items, strict=True)]
     good = await asyncio.to_thread(
-        lambda: [part_hash(part) == item.chunk.payload for item, part in zip(piece.items, found, strict=True)]
+        lambda: [part_hash(part) == item.chunk.payload for item, part in zip(piece.items, payloads, strict=True)]
     )
     for at, item in enumerate(piece.items):
         if not good[at]:
-            found[at] = await _again(store, piece.object, item)
-    return found
+            payloads[at] = await _read_again(store, piece.object, item)
+    return payloads
 
 
-async def _again(store: WeightStore, name: str, item: _Item) -> memoryview:
-    """Read one payload by itself, in up to `_ATTEMPTS` attempts. Raises Corrupt or NotFound, which name the object."""
+async def _read_again(store: WeightStore, name: str, item: _Item) -> memoryview:
+    """Read one payload by itself, in up to `_ATTEMPTS` attempts. Raises Corrupt or NotFound, naming the object."""
     why = ""
     start, length = item.chunk.offset, item.chunk.length
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             if attempt < _ATTEMPTS:
                 data = await store.get_range(name, start, length)
-            else:  # finally the whole object, because some stores verify their copy only then
+            else:  # the last attempt reads the whole object, because some stores verify their copy only then
                 data = (await store.get(name))[start : start + length]
         except Corrupt as error:
             why = f" ({error})"
@@ -214,7 +215,7 @@ async def _again(store: WeightStore, name: str, item: _Item) -> memoryview:
         if part_hash(data) == item.chunk.payload:
             return memoryview(data)
     raise Corrupt(
-        f"{item.where}: its payload is not what the manifest names{why}. Restore the object, or publish again"
+        f"{item.where}: its payload does not have the hash in the manifest{why}. Restore the object, or publish again"
     )
 
 
@@ -226,7 +227,7 @@ def _decode(pairs: list[tuple[_Item, memoryview]]) -> None:
             raise Corrupt(f"{item.where}: {error}. Restore the object, or publish again") from error
         if hash_of(item.target) != item.chunk.result:
             raise Corrupt(
-                f"{item.where}: decodes to bytes with another hash than {item.chunk.result}. Restore it, or publish again"
+                f"{item.where}: its decoded bytes do not have the hash {item.chunk.result}. Restore it, or publish again"
             )
 
 
@@ -237,10 +238,10 @@ logger = logging.getLogger(__name__)
 
 
 async def rebuild(store: WeightStore, manifests: Manifests, hash: str, known: Known, max_bytes: int) -> Loaded:
-    """The weights of the manifest `hash`, by the cheapest undamaged route, with every step verified.
+    """Build the weights of the manifest `hash` by the cheapest undamaged route, with every step verified.
 
     Raises:
-        NotFound: an object is missing, and no other route avoids it.
+        NotFound: an object is missing, and every route needs it.
         Corrupt: an object, manifest or chunk does not match its hash or declaration; the message names the object.
     """
     target = await manifests.read(hash)
@@ -249,7 +250,7 @@ async def rebuild(store: WeightStore, manifests: Manifests, hash: str, known: Kn
         try:
             start, hops = await cheapest(manifests, hash, known, frozenset(damaged), max_bytes)
         except (NotFound, Corrupt):
-            if damaged:  # the first error says more than that no other route is left
+            if damaged:  # the first error is more informative than "no route is left"
                 raise next(iter(damaged.values())) from None
             raise
         shadow = Shadow(start)
@@ -259,10 +260,10 @@ async def rebuild(store: WeightStore, manifests: Manifests, hash: str, known: Kn
                 check_size(hop, manifest, max_bytes)
                 await shadow.apply(store, hop, manifest)
             except (NotFound, Corrupt) as error:
-                logger.warning("version %s: %s; looking for another way", target.policy, error)
+                logger.warning("version %s: %s; trying another route", target.policy, error)
                 damaged[hop] = error
                 break
         else:
             if shadow.root == target.root:
                 return Loaded(hash, target, shadow.weights())
-            damaged[hops[-1]] = Corrupt(f"manifest {hops[-1]}: is of root {shadow.root}, not of {target.root}; refused")
+            damaged[hops[-1]] = Corrupt(f"manifest {hops[-1]}: has root {shadow.root}, not {target.root}; refused")

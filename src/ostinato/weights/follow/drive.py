@@ -1,7 +1,7 @@
-"""Drives a vLLM server that follows a ref of the weight store. The server's side is `weights.follow.vllm`.
+"""Drives a vLLM server so that it follows a ref of the weight store. The server's side is `weights.follow.vllm`.
 
-The server's workers fetch and verify a version while they serve. Then the server pauses, loads it, is asked what it serves, and
-resumes. After an error before the load the server keeps serving the old version, and the error is reported.
+The server's workers fetch and verify a version while they serve. Then the driver pauses the server, has it load the version, checks what it
+serves, and resumes it. If an error occurs before the load, the server keeps serving the old version, and the error is reported.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ logger = logging.getLogger(__name__)
 Kv = Literal["recompute", "keep"]
 _LONGEST_WAIT_S = 60.0
 _RESUMES = RetryPolicy(pause_s=0.1, attempts=5)
-_LOOK_S = 60.0  # longest wait for an answer that needs no download and no load
-# errors of a server's workers that say nothing against the version
-_PASSING = ("Unavailable", "Unauthorized", "StorageFull", "OSError", "TimeoutError")
-_CROSSED_S = 2.0  # longest wait for another driver to end the update that it has begun
+_QUERY_S = 60.0  # timeout of requests that need no download and no load
+# transient errors of a server's workers, which do not mean that the version is bad
+_TRANSIENT = ("Unavailable", "Unauthorized", "StorageFull", "OSError", "TimeoutError")
+_OTHER_DRIVER_S = 2.0  # longest wait for another driver to finish the update that it has begun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmSwap:
-    """The seconds that a swap took: fetching while serving, the whole pause as the driver saw it, and the load within the pause.
+    """The seconds that a swap took. `staged_s`: fetching while serving; `pause_s`: the pause, measured by the driver; `load_s`: the load
+    within the pause.
 
     Example: ``VllmSwap(policy=v17, staged_s=0.6, pause_s=0.21, load_s=0.16)``
     """
@@ -45,11 +46,11 @@ class VllmSwap:
 
 
 class VllmFollower:
-    """Drives one vLLM server. `store` is the weight store's location from the point of view of the server's workers.
+    """Drives one vLLM server. `store` is the weight store's location as the server's workers see it.
 
-    `kv` says what happens to the key-value cache computed by the old weights. "recompute": open streams go on, and the new weights
-    recompute their cache and all cached prefixes. "keep": nothing is recomputed; open streams, and new requests that share a cached
-    prefix, read the old weights' cache.
+    `kv` says what happens to the KV cache that the old weights computed. "recompute": open streams continue, and the new weights recompute
+    their KV cache and all cached prefixes. "keep": nothing is recomputed; open streams, and new requests that share a cached prefix, use
+    the old weights' KV cache.
 
     Example::
 
@@ -71,10 +72,12 @@ class VllmFollower:
         self._kv, self._poll_s = kv, poll_s
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=timeout_s)
         self._session: aiohttp.ClientSession | None = None
-        self._stale_cache = False  # the server has new weights and the old ones' cache
+        self._stale_cache = False  # the server has the new weights, but the KV cache of the old ones
 
     async def __aenter__(self) -> VllmFollower:
-        connector = aiohttp.TCPConnector(force_close=True)  # the server may close a kept one just as a request arrives
+        connector = aiohttp.TCPConnector(
+            force_close=True
+        )  # the server may close a keep-alive connection as a request arrives
         self._session = aiohttp.ClientSession(timeout=self._timeout, connector=connector)
         return self
 
@@ -83,43 +86,44 @@ class VllmFollower:
         await self._session.close()
 
     async def served(self) -> str:
-        """The root that the server says it serves; some other word before the first swap."""
-        return str((await self._call("GET", "/weight_info", within_s=_LOOK_S))["weight_version"])
+        """Return the root that the server says it serves, or some other text before the first swap."""
+        return str((await self._call("GET", "/weight_info", within_s=_QUERY_S))["weight_version"])
 
     async def stage(self, policy: PolicyVersion) -> float:
-        """Have every worker fetch and verify a version while it serves. Returns the seconds of the slowest.
+        """Have every worker fetch and verify a version while it serves. Returns the seconds that the slowest worker took.
 
-        Raises Corrupt if the workers refuse it, NotFetched if they cannot get it, Unavailable if the server cannot be reached.
+        Raises Corrupt if the workers refuse the version, NotFetched if they cannot fetch it, Unavailable if the server cannot be reached.
         """
-        await self._call("POST", "/init_weight_transfer_engine", {"init_info": self._store}, within_s=_LOOK_S)
+        await self._call("POST", "/init_weight_transfer_engine", {"init_info": self._store}, within_s=_QUERY_S)
         workers = await self._ask("ostinato_stage", policy.hash)
         while any(worker["state"] == "fetching" for worker in workers):
             await asyncio.sleep(self._poll_s)
             workers = await self._ask("ostinato_status")
         refused = [worker for worker in workers if worker["state"] != "ready" or worker["root"] != policy.hash]
         if refused:
-            why = refused[0].get("error") or f"it is at {refused[0]['state']}"
-            if why.startswith(_PASSING):
-                raise NotFetched(f"{self._url} cannot fetch {policy} and goes on as it was: {why}")
-            raise Corrupt(f"{policy} is refused by {self._url}, which goes on as it was: {why}")
+            why = refused[0].get("error") or f"a worker's state is {refused[0]['state']!r}"
+            if why.startswith(_TRANSIENT):
+                raise NotFetched(f"{self._url} cannot fetch {policy} and keeps its weights: {why}")
+            raise Corrupt(f"{self._url} refuses {policy} and keeps its weights: {why}")
         return max(float(worker["seconds"]) for worker in workers)
 
     async def has_staged(self, policy: PolicyVersion) -> bool:
-        """Whether every worker has the version ready, so that `swap` does not wait for a download. Raises Unavailable."""
+        """Return True if every worker has the version ready, so that `swap` does not wait for a download. Raises Unavailable."""
         workers = await self._ask("ostinato_status")
         return all(worker["state"] == "ready" and worker["root"] == policy.hash for worker in workers)
 
     async def swap(self, policy: PolicyVersion, loaded: Callable[[], object] | None = None) -> VllmSwap:
         """Make the server serve a version. Streams stay open.
 
-        Calls `loaded` once the version is loaded and the server is still paused: all tokens so far are from the old version, all later
+        Calls `loaded` when the version is loaded and the server is still paused: all tokens before come from the old version, all later
         ones from the new.
 
         Raises:
             Corrupt: the workers refused the version; the server was not paused and serves the old version.
-            Unavailable: the server cannot be reached, or refused a step. It was resumed and serves the old version, or the new one
-                with the old weights' cache: swap again.
-            Conflict: it is not known what the server serves, or it is not what it says. It is left paused, so that it answers nobody.
+            Unavailable: the server cannot be reached, or refused a step. It was resumed, and serves the old version, or the new one with
+                the old weights' KV cache: swap again.
+            Conflict: it is unknown what the server serves, or it serves something other than it says. It is left paused and answers no
+                requests.
         """
         staged_s = await self.stage(policy)
         started, known = time.perf_counter(), True
@@ -130,7 +134,7 @@ class VllmFollower:
             if loaded is not None:
                 loaded()
             if self._stale_cache:
-                await self._forget()
+                await self._reset_kv_cache()
         except Conflict:
             known = False
             raise
@@ -148,14 +152,14 @@ class VllmFollower:
     ) -> None:
         """Swap whenever the server serves something other than the ref's version, until cancelled.
 
-        A server that restarts is brought to the version again; a server that a killed driver left paused is resumed. A failure is
-        reported once per distinct message and retried, at growing intervals of at most a minute.
+        A server that restarts is swapped to the version again; a server that a killed driver left paused is resumed. A failure is reported
+        once per distinct message and retried with exponential back-off, at most a minute apart.
         """
         report = on_error or _log_error
         reported, wait, first = "", interval_s, True
         while True:
             try:
-                await self._look(ref, on_swap, first)
+                await self._check(ref, on_swap, first)
                 reported, wait, first = "", interval_s, False
             except (OstinatoError, OSError) as error:
                 if str(error) != reported:
@@ -165,17 +169,17 @@ class VllmFollower:
 
     # ------------------------------------------------------------ internals
 
-    async def _look(self, ref: str, on_swap: Callable[[VllmSwap], object], first: bool) -> None:
-        """Compare ref and server once. `first`: no look has succeeded before."""
+    async def _check(self, ref: str, on_swap: Callable[[VllmSwap], object], first: bool) -> None:
+        """Compare ref and server once, and swap if they differ. `first`: no check has succeeded before."""
         policy = await self._follower.resolve(ref)
         if policy is None:
             raise NotFound(f"there is no ref {ref} in the weight store; `ostinato status` lists them", field="ref")
         if await self.served() != policy.hash or self._stale_cache:
             on_swap(await self.swap(policy))
         elif first and (await self._call("GET", "/is_paused"))["is_paused"]:
-            logger.warning("%s serves %s but is paused: a driver ended in between; it is resumed", self._url, policy)
+            logger.warning("%s serves %s but is paused: a driver died during a swap; it is resumed", self._url, policy)
             if self._kv == "recompute":
-                await self._forget()  # the driver may have ended before it did this
+                await self._reset_kv_cache()  # the driver may have died before it did this
             await self._resume()
 
     async def _load(self, policy: PolicyVersion) -> float:
@@ -186,13 +190,13 @@ class VllmFollower:
         except Unavailable as error:
             if "already active" not in str(error):
                 raise
-            logger.warning("%s: a driver ended within an update; this one goes on with it", self._url)
+            logger.warning("%s: a driver died during an update; this one continues it", self._url)
         try:
             await self._call("POST", "/update_weights", {"update_info": {"root": policy.hash}})
             await self._call("POST", "/finish_weight_update", {"weight_version": policy.hash})
         except Unavailable as error:
             if await self._serves(policy):
-                logger.warning("%s: another driver ended the update to %s", self._url, policy)
+                logger.warning("%s: another driver finished the update to %s", self._url, policy)
                 return time.perf_counter() - started
             if await self._may_hold(policy):
                 raise Conflict(f"{self._url} may hold {policy} under the name of what it served: {error}") from error
@@ -203,12 +207,12 @@ class VllmFollower:
         return time.perf_counter() - started
 
     async def _named(self) -> tuple[str, set[str]]:
-        """What the server says it serves, and what its workers say."""
+        """Return what the server says it serves, and what its workers say."""
         return await self.served(), {str(worker["served"]) for worker in await self._ask("ostinato_status")}
 
     async def _serves(self, policy: PolicyVersion) -> bool:
-        """Whether server and workers name the version, at the latest once another driver has ended its update."""
-        ends = time.perf_counter() + _CROSSED_S
+        """Return True if server and workers name the version, now or once another driver has finished its update."""
+        ends = time.perf_counter() + _OTHER_DRIVER_S
         while True:
             try:
                 label, held = await self._named()
@@ -221,21 +225,21 @@ class VllmFollower:
             await asyncio.sleep(self._poll_s)
 
     async def _may_hold(self, policy: PolicyVersion) -> bool:
-        """Whether some worker serves the version, or the workers cannot be asked."""
+        """Return True if some worker serves the version, or if the workers cannot be asked."""
         try:
             return any(worker["served"] == policy.hash for worker in await self._ask("ostinato_status"))
         except Unavailable:
             return True
 
-    async def _forget(self) -> None:
-        """Drop every cached key and value; streams that need them recompute them."""
+    async def _reset_kv_cache(self) -> None:
+        """Drop the whole KV cache. Running streams recompute what they need."""
         done = await self._call("POST", "/reset_prefix_cache?reset_running_requests=true")
         if not done.get("success"):
             raise Unavailable(f"{self._url} serves the new weights but kept its cache: {done}; swap again")
         self._stale_cache = False
 
     async def _resume(self) -> None:
-        """Resume the server, unless its workers serve different weights or a worker says that its weights are broken."""
+        """Resume the server. Raises Conflict if its workers serve different weights or a worker says that its weights are broken."""
 
         async def once() -> None:
             workers = await self._ask("ostinato_status")
@@ -251,7 +255,7 @@ class VllmFollower:
 
     async def _ask(self, method: str, *args: str) -> list[dict[str, Any]]:
         """Call a method of the worker extension on every worker."""
-        answer = await self._call("POST", "/collective_rpc", {"method": method, "args": list(args)}, within_s=_LOOK_S)
+        answer = await self._call("POST", "/collective_rpc", {"method": method, "args": list(args)}, within_s=_QUERY_S)
         return answer["results"]
 
     async def _call(

@@ -1,4 +1,4 @@
-"""Exports weights as a plain Hugging Face model directory, so that people can take the model out and use it anywhere."""
+"""Exports weights as a plain Hugging Face model directory, which any other tool can load."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ostinato.weights.store.disk import storage_refusals
 
 
 def write_model(weights: Weights, directory: Path, files: Sequence[Path], notes: Mapping[str, str]) -> Path:
-    """Write model.safetensors (whole or not at all) and copy `files` beside it. `notes` go into the file's metadata.
+    """Write model.safetensors atomically, and copy `files` beside it. `notes` go into the file's metadata. Returns the file's path.
 
     Raises: StorageFull if the disk refuses; NotFound if one of `files` does not exist.
     """
@@ -39,15 +39,15 @@ def write_model(weights: Weights, directory: Path, files: Sequence[Path], notes:
 
 
 def files_beside(source: Path) -> list[Path]:
-    """The files of a model directory that belong to any of its versions: configuration, tokenizer and template, not the weights."""
-    found = (
+    """Return the files of a model directory that all its versions share: configuration, tokenizer and template, not the weights."""
+    files = (
         path for path in source.iterdir() if path.is_file() and path.suffix in (".json", ".jinja", ".txt", ".model")
     )
-    return [path for path in found if "safetensors" not in path.name]
+    return [path for path in files if "safetensors" not in path.name]
 
 
 def _write_safetensors(weights: Weights, path: Path, notes: Mapping[str, str]) -> None:
-    # Wide dtypes come first, which keeps every tensor aligned; the safetensors library writes the same order.
+    # wide dtypes first, which keeps every tensor aligned, in the same order as the safetensors library
     names = sorted(weights, key=lambda name: (-ITEMSIZES[weights[name].dtype], name))
     header: dict[str, Any] = {"__metadata__": dict(notes)}
     at = 0

@@ -1,10 +1,10 @@
-"""Turns a ref or a policy version into verified full weights in memory, for serving, evaluation and people.
+"""Turns a ref or a policy version into verified full weights in memory, for serving, evaluation and export.
 
-Weights are built beside those that are being served and handed over only when every hash matches. A corrupt or missing object raises
+New weights are built beside those that are being served, and delivered only when every hash matches. A corrupt or missing object raises
 an error that names it, and the old weights stay in service.
 
-Also the live version as the trainer last saw it, with the weights that the trainer compares itself with, and the look-up of refs, roots
-and policy versions for the release controller.
+Also here: the live version as the trainer last saw it (`Released`), and the release controller's look-up of refs, roots and policy versions
+(`StoreVersions`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _log_error(ref: str, error: Exception) -> None:
 
 
 class Follower:
-    """Reads versions out of a weight store. Safe to share between tasks of one event loop.
+    """Fetches and verifies versions from a weight store, and watches refs. Safe to share between tasks of one event loop.
 
     Example::
 
@@ -62,9 +62,9 @@ class Follower:
         self._lock = asyncio.Lock()
 
     async def resolve(self, ref: str) -> PolicyVersion | None:
-        """The version that a ref points to (by its root, or by its manifest's hash), or None if there is no such ref.
+        """Return the version that a ref points to (by its root or its manifest's hash), or None if there is no such ref.
 
-        Raises: BadRequest for a bad ref name; NotFound or Corrupt if its manifest is missing or damaged; Corrupt if none of the
+        Raises: BadRequest for an invalid ref name; NotFound or Corrupt if the manifest is missing or damaged; Corrupt if none of the
         trusted keys signed it.
         """
         value = await self._store.read_ref(ref)
@@ -78,9 +78,10 @@ class Follower:
         return hash, manifest
 
     async def fetch(self, policy: PolicyVersion) -> Weights:
-        """Full weights of a version, every chunk and the root verified. Arrays are read-only and shared with later versions.
+        """Return the full weights of a version, with every chunk and the root verified. The arrays are read-only and shared with later
+        versions.
 
-        Raises: NotFound for a version or object that is not in the store; Corrupt names the object that is damaged.
+        Raises: NotFound for a version or object that is not in the store; Corrupt, naming a damaged object.
         """
         return await self._fetch(policy.hash, None)
 
@@ -110,14 +111,15 @@ class Follower:
         at_start: Sequence[str] = (),
         on_recovered: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Call `on_change(ref, snapshot)` for each ref's version, now and whenever it moves, until cancelled. Refs are looked at in order,
-        for the first time in that of `at_start`, if given.
+        """Call `on_change(ref, snapshot)` for each ref's version, now and whenever the ref moves, until cancelled. Only verified weights
+        are delivered. Refs are checked in order; the first pass takes the order of `at_start`, if given.
 
-        A version that cannot be fetched or that `on_change` refuses (an OstinatoError or OSError) is reported through `on_error`,
-        once per distinct message, and retried; the other refs go on. `on_recovered` is called with a ref once what was reported is over,
-        whether or not a version had to be delivered. What `on_error` raises ends the watch. Unverified weights are never
-        delivered. With a journal, a follower that starts and cannot fetch a ref's version first delivers the version it had last, if that
-        can be fetched. A journal that cannot be written is also reported and retried, but delays nothing.
+        If a version cannot be fetched, or `on_change` raises OstinatoError or OSError, `on_error` is called, once per distinct message, and
+        the version is retried; the other refs are not affected. `on_recovered` is called with a ref once a reported error is over, whether
+        or not a version had to be delivered. An exception from `on_error` ends the watch.
+
+        With a journal, a follower that starts and cannot fetch a ref's version first delivers the version that it had last, if that one can
+        be fetched. A journal that cannot be written is also reported and retried, but delays no delivery.
         """
         delivered: dict[str, str] = {}
         reported: dict[str, str] = {}
@@ -148,7 +150,7 @@ class Follower:
         policy = manifest.policy
         if delivered.get(ref) != value:
             if self._journal is not None:
-                with contextlib.suppress(OSError):  # a disk that stays full is reported below
+                with contextlib.suppress(OSError):  # if the disk stays full, the write below reports it
                     await asyncio.to_thread(self._journal.want, ref, policy)
             await on_change(ref, Snapshot(policy=policy, weights=await self._fetch(policy.hash, (hash, manifest))))
             delivered[ref] = value
@@ -156,12 +158,12 @@ class Follower:
             await asyncio.to_thread(self._journal.have, ref, policy)
 
     def _had(self, ref: str) -> PolicyVersion | None:
-        """The version that was delivered last, according to the journal."""
+        """Return the version that was delivered last, according to the journal."""
         entry = self._journal.entries.get(ref) if self._journal is not None else None
         return entry.have.policy if entry is not None and entry.have is not None else None
 
     def _noted(self, ref: str) -> bool:
-        """Whether the journal records that the wanted version was delivered. True without a journal."""
+        """Return True if the journal records that the wanted version was delivered, or if there is no journal."""
         entry = self._journal.entries.get(ref) if self._journal is not None else None
         return self._journal is None or (entry is not None and entry.have is not None and entry.want is None)
 
@@ -170,22 +172,22 @@ class Follower:
         had = self._had(ref)
         if ref in delivered or had is None:
             return
-        with contextlib.suppress(OstinatoError, OSError):  # the error that led here is reported already
+        with contextlib.suppress(OstinatoError, OSError):  # the error that led here is reported in any case
             await on_change(ref, Snapshot(policy=had, weights=await self.fetch(had)))
             delivered[ref] = had.hash
             logger.warning("ref %s: serving %s, which was served before", ref, had)
 
     async def log(self, ref: str, limit: int = 100) -> list[Manifest]:
-        """The version that a ref points to and its ancestors, newest first. Raises NotFound if there is no such ref."""
+        """Return the version that a ref points to and its ancestors, newest first. Raises NotFound if there is no such ref."""
         value = await self._store.read_ref(ref)
         if value is None:
             raise NotFound(f"there is no ref {ref} in the weight store; `ostinato status` lists them", field="ref")
-        found: list[Manifest] = []
+        versions: list[Manifest] = []
         async for _, manifest in self._manifests.walk((await self._manifests.at(value))[0]):
-            found.append(manifest)
-            if len(found) >= limit:
+            versions.append(manifest)
+            if len(versions) >= limit:
                 break
-        return found
+        return versions
 
     async def materialise(self, policy: PolicyVersion, directory: Path, files: Iterable[Path] = ()) -> Path:
         """Write a version as a plain model directory: model.safetensors and copies of `files` (config, tokenizer).
@@ -201,26 +203,26 @@ class Follower:
 
 
 class Released:
-    """Follows the ref `live`, and fetches weights of versions. The follower decides which of them stay in memory."""
+    """Follows the ref `live`, and fetches weights of versions, for the trainer. The follower decides which ones stay in memory."""
 
     def __init__(self, follower: Follower, live: PolicyVersion) -> None:
         self.live = live
         self._follower = follower
 
     async def refresh(self) -> PolicyVersion:
-        """Read the ref again. While the store is away, `live` stays what it was."""
+        """Read the ref again. While the store is unavailable, `live` keeps its last value."""
         try:
             self.live = await self._follower.resolve("live") or self.live
         except Unavailable as error:
-            logger.warning("live is taken to be %s still: %s", self.live, error)
+            logger.warning("the ref live cannot be read, and is assumed to be at %s still: %s", self.live, error)
         return self.live
 
     async def candidate(self) -> PolicyVersion | None:
-        """The newest version that was offered for release, or None."""
+        """Return the newest version that was offered for release, or None."""
         return await self._follower.resolve("candidate")
 
     async def snapshot(self, policy: PolicyVersion) -> Snapshot:
-        """A version with its weights. Raises NotFound, Corrupt."""
+        """Return a version with its weights. Raises NotFound, Corrupt."""
         return Snapshot(policy=policy, weights=await self._follower.fetch(policy))
 
 
@@ -228,7 +230,7 @@ class Released:
 
 
 class StoreVersions:
-    """`release.controller.Versions` over a weight store: refs hold the roots of weights, and a root is a version's hash."""
+    """Implements `release.controller.Versions` over a weight store: refs hold the roots of weights, and a root is a version's hash."""
 
     def __init__(self, store: WeightStore, follower: Follower) -> None:
         self._store, self._follower = store, follower
@@ -245,11 +247,12 @@ class StoreVersions:
 
 
 async def versions_between(store: RefStore, first: int, last: int, run: str) -> list[PolicyVersion]:
-    """The stored versions with a number from `first` to `last`, by number; without those whose manifest cannot be read.
+    """Return the stored versions with a number from `first` to `last`, by number, without those whose manifest cannot be read.
 
-    A branch's run, by its name, has its own alone; any other run has none of a branch's, however a copied store's run was called.
+    A branch's run gets only the versions of that branch. Any other run gets all versions that belong to no branch, whatever the name of
+    the run that published them, since a store may have been copied from another run.
     """
-    manifests, found = Manifests(store), list[PolicyVersion]()
+    manifests, versions = Manifests(store), list[PolicyVersion]()
     for ref, hash in (await store.refs()).items():
         if ref.startswith(VERSIONS):
             try:
@@ -258,20 +261,20 @@ async def versions_between(store: RefStore, first: int, last: int, run: str) -> 
                 logger.warning("%s: %s", ref, error)
                 continue
             if first <= manifest.number <= last and line_of(manifest.run) == line_of(run):
-                found.append(manifest.policy)
-    return sorted(found)
+                versions.append(manifest.policy)
+    return sorted(versions)
 
 
 def line_of(run: str) -> str:
-    """Whose line of versions a run's are: a branch's by its name, "" for the shared one."""
+    """Return the line of versions that a run publishes to: the run's name for a branch, "" for the shared line."""
     return run if run.startswith(BRANCHES) else ""
 
 
 async def run_of(store: WeightStore, policy: PolicyVersion) -> str:
-    """The name of the run that published a version. Raises NotFound, Corrupt."""
+    """Return the name of the run that published a version. Raises NotFound, Corrupt."""
     return (await Manifests(store).of_root(policy.hash))[1].run
 
 
 async def parent_of(store: WeightStore, policy: PolicyVersion) -> str | None:
-    """The manifest's hash of the version that a version was published after, or None. Raises NotFound, Corrupt."""
+    """Return the manifest hash of the version that a version was published after, or None. Raises NotFound, Corrupt."""
     return (await Manifests(store).of_root(policy.hash))[1].parent

@@ -1,7 +1,7 @@
-"""A follower's record on disk of what it holds and fetches, from which it restarts after kill -9 or while the store is unreachable.
+"""A follower's journal on disk: what it has delivered and what it is fetching, for restarts after a kill or while the store is unreachable.
 
-One small JSON file, replaced atomically. It is not authoritative: the store's refs decide, and every version that it names is verified
-like any other when it is fetched.
+One small JSON file, replaced atomically. It is not authoritative: the store's refs decide, and every version that the journal names is
+verified like any other when it is fetched.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Version(BaseModel):
 
 
 class JournalEntry(BaseModel):
-    """The state of one ref: `have` was delivered (None: nothing yet), `want` is or was being fetched (None: nothing)."""
+    """The state of one ref. `have`: the version delivered last (None: none yet); `want`: the version being fetched (None: none)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -78,17 +78,17 @@ class Journal:
             with self._path.open("rb") as file:
                 check, _, data = file.read(_MAX_BYTES).partition(b" ")
             if check.decode("ascii", "replace") != hash_of(data):
-                raise ValueError("its hash does not fit")
+                raise ValueError("its hash does not match its content")
             return _Entries.validate_json(data)
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
-            logger.error("%s cannot be read (%s); going on without it", self._path, str(error).splitlines()[0])
+            logger.error("%s cannot be read (%s); continuing without it", self._path, str(error).splitlines()[0])
             return {}
 
     def _write(self, entries: dict[str, JournalEntry]) -> None:
         data = canonical(_Entries.dump_python(entries, mode="json"))
-        # one name: what a kill leaves goes with the next write
+        # a fixed name, so that the next write removes what a kill has left
         partial = self._path.with_name(f"{self._path.name}.partial")
         with storage_refusals(f"writing {self._path}"):
             partial.unlink(missing_ok=True)

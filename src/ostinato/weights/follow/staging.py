@@ -1,7 +1,7 @@
-"""Fetches and verifies versions alongside a foreign engine, before the engine has to stop for them.
+"""Fetches and verifies versions in the background of a third-party engine, so that the engine need not stop for a download.
 
-The fetch runs in a thread with its own event loop. The engine's thread only polls its status and finally takes the weights. Nothing is
-handed over before every hash matches.
+The fetch runs in a thread with its own event loop. The engine's thread only polls its status and finally takes the weights, which are
+handed over only when every hash matches.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ostinato.weights.version.content import check_hash
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """The status of a version. `error` says why it was refused; `seconds` is the time since it was asked for, until done.
+    """The status of a version. `error`: why it was refused; `seconds`: the time since `stage` was called, or until the fetch was done.
 
     Example: ``Staged(root="9f2c...", state="ready", error="", seconds=0.41)``
     """
@@ -35,9 +35,9 @@ class Staged:
 
 
 class Staging:
-    """Fetches one version at a time, by a `Follower` in its own thread. All methods must be called from one thread.
+    """Fetches one version at a time with a `Follower` in a background thread. All methods must be called from the same thread.
 
-    `check` receives the verified weights before they count as ready, and raises if they are unfit for the engine.
+    `check` is called with the verified weights before they count as ready, and raises if the engine cannot use them.
 
     Example::
 
@@ -49,7 +49,7 @@ class Staging:
     """
 
     def __init__(self, store: WeightStore, check: Callable[[Weights], None] | None = None) -> None:
-        # Two versions: the one that is served, which the next delta needs, and one that was refused after it.
+        # two versions: the one being served, which the next delta needs, and one that was refused after it
         self._follower = Follower(store, FollowerConfig(keep=2))
         self._check = check
         self._root, self._asked, self._took = "", 0.0, 0.0
@@ -62,7 +62,7 @@ class Staging:
         self._thread.start()
 
     def stage(self, root: str) -> Staged:
-        """Begin to fetch a version. A version that is under way or ready stays so; a refused one is tried again.
+        """Start to fetch a version. Does nothing if it is being fetched or ready; retries a refused one.
 
         Raises: BadRequest for a root of the wrong form.
         """
@@ -75,7 +75,7 @@ class Staging:
         return self.status()
 
     def status(self) -> Staged:
-        """The status of the version that was asked for last."""
+        """Return the status of the version that was staged last."""
         work = self._work
         if work is None:
             return Staged(root="", state="nothing", error="", seconds=0.0)
@@ -88,7 +88,7 @@ class Staging:
         return Staged(root=self._root, state="ready", error="", seconds=self._took)
 
     def take(self, root: str) -> Weights:
-        """The verified weights of a version. Waits if they are not ready.
+        """Return the verified weights of a version. Waits if they are not ready.
 
         Raises: NotFound, Corrupt or BadWeights, which name the object or tensor; BadRequest for a root of the wrong form.
         """
@@ -97,12 +97,12 @@ class Staging:
         return self._work.result()
 
     def resolve(self, ref: str) -> str | None:
-        """The root of the version that a ref points to now, or None. Raises BadRequest, NotFound or Corrupt."""
+        """Return the root of the version that a ref points to now, or None. Raises BadRequest, NotFound or Corrupt."""
         policy = asyncio.run_coroutine_threadsafe(self._follower.resolve(ref), self._loop).result()
         return None if policy is None else policy.hash
 
     def close(self) -> None:
-        """Abandon the current fetch and end the thread. Idempotent."""
+        """Cancel the current fetch and end the thread. Idempotent."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._closing.set)
             self._thread.join()
@@ -122,7 +122,7 @@ class Staging:
 
 
 def part_of(name: str) -> str:
-    """The part of a model that a tensor belongs to: its outermost numbered block, or else the module that holds it.
+    """Return the part of a model that a tensor belongs to: its outermost numbered block, or else the module that holds it.
 
     No engine fuses tensors across these: ``model.layers.3.self_attn.q_proj.weight`` -> ``model.layers.3``,
     ``model.norm.weight`` -> ``model.norm``.
@@ -135,9 +135,9 @@ def part_of(name: str) -> str:
 
 
 def changed_parts(old: Weights | None, new: Weights) -> dict[str, list[str]]:
-    """The parts in which a tensor differs -> all tensors of the part, in the order of the names.
+    """Return the parts in which a tensor changed, each with the names of all its tensors, sorted.
 
-    A tensor counts as unchanged if both versions share its memory, which a follower ensures; without `old` all are changed.
+    A tensor counts as unchanged if both versions share its memory, as a follower ensures. Without `old` all tensors count as changed.
     """
     parts: dict[str, list[str]] = {}
     for name in sorted(new):

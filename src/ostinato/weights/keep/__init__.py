@@ -1,1 +1,1 @@
-"""Garbage collection, pins, leases, verification, and copies between stores."""
+"""Maintenance of a weight store: garbage collection, pins and leases, verification, and copies between stores."""

@@ -1,4 +1,4 @@
-"""fsck for a weight store: reads and verifies everything that the refs reach. Reports all problems and raises for none."""
+"""fsck for a weight store: reads and verifies everything that is reachable from the refs. Reports all problems instead of raising."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ostinato.weights.version.manifest import Manifest
 
 @dataclass(slots=True, kw_only=True)
 class FsckFindings:
-    """Counts of what was read, and the problems found (one sentence each; empty when the store is sound).
+    """Counts of what was read, and the problems found (one sentence each; empty if the store is sound).
 
     Example: ``FsckFindings(refs=4, manifests=12, objects=13, bytes=291_000_000, rebuilt=3, problems=[])``
     """
@@ -29,9 +29,9 @@ class FsckFindings:
 
 
 async def verify(store: RefStore, *, every: bool = False) -> FsckFindings:
-    """Read each manifest and object that a ref reaches, and rebuild the weights of the named refs (live, candidate, ...).
+    """Read each manifest and object that is reachable from a ref, and rebuild the weights of the named refs (live, candidate, ...).
 
-    With `every`, the weights of all versions are rebuilt, which takes as long as fetching each.
+    With `every`, rebuild the weights of all versions, which takes as long as fetching each of them.
     """
     check = _Check(store)
     findings, versions = check.findings, dict[str, PolicyVersion]()
@@ -55,7 +55,7 @@ async def verify(store: RefStore, *, every: bool = False) -> FsckFindings:
 
 
 class _Check:
-    """Reads manifests and objects, each once, and notes what is wrong with them."""
+    """Reads manifests and objects, each once, and records their problems."""
 
     def __init__(self, store: RefStore) -> None:
         self.findings = FsckFindings()
@@ -76,7 +76,7 @@ class _Check:
         return refs
 
     async def reach(self, value: str) -> PolicyVersion:
-        """Verify the manifests from a ref's back to a full snapshot or to the first already seen manifest, and their objects.
+        """Verify manifests and their objects, from a ref's manifest back to a full snapshot or to a manifest verified before.
 
         Returns the ref's version. Raises NotFound or Corrupt if a manifest cannot be read.
         """

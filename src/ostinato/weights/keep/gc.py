@@ -1,14 +1,15 @@
-"""Garbage collection of a weight store: deletes old objects that no ref, pin, lease, recent version or release needs.
+"""Mark-and-sweep garbage collection of a weight store: deletes old objects that no ref, pin, lease, recent version or release needs.
 
-The order makes it safe alongside publishers and followers, and against a kill at any instant:
+Marking goes from the refs and their manifests to every hash that must be kept. The order of steps makes collection safe alongside
+publishers and followers, and against a kill at any instant:
 
-1. List the objects, then the refs; read the manifests and mark. A manifest that cannot be read stops the collection here.
+1. List the objects, then the refs; read the manifests and mark. A manifest that cannot be read ends the collection here.
 2. Delete the refs of versions that are not marked, so that nobody finds them any more.
 3. List the refs again and mark again. A version that became needed meanwhile gets its ref back.
 4. Delete the objects that neither pass has marked and that were not put again since they were listed.
 
-The collector cannot see the base of a publication that has not written its manifest yet. A publisher that builds on an old version
-that nothing keeps must hold it meanwhile (`pins.held`). Marking goes from the refs and their manifests to every hash that must be kept.
+The collector cannot see the base of a publication that has not written its manifest yet. A publisher that builds on an old version that
+nothing keeps must hold it meanwhile (`pins.held`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ostinato.weights.version.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The facts about a manifest that marking needs. `parent` is None if no ancestor is needed (no links)."""
+    """What marking needs of a manifest. `parent`: None if no ancestor is needed (no links)."""
 
     policy: PolicyVersion
     parent: str | None
@@ -40,7 +41,7 @@ class Node:
 
     @classmethod
     def of(cls, manifest: Manifest) -> Node:
-        """The node of a manifest."""
+        """Return the node of a manifest."""
         routes = tuple(route.manifest for route in manifest.routes)
         parent = manifest.parent if manifest.links else None
         return cls(manifest.policy, parent, routes, frozenset(manifest.objects()))
@@ -50,7 +51,7 @@ class Node:
 class Rules:
     """What is kept in addition to the versions that refs name: the `newest` versions, and everything younger than `grace_s` seconds.
 
-    A lease counts for `lease_s` seconds; `roots` are kept if they are in the store.
+    A lease expires after `lease_s` seconds. `roots` are kept if they are in the store.
     """
 
     newest: int
@@ -61,7 +62,9 @@ class Rules:
 
 @dataclass(slots=True)
 class Starts:
-    """The manifests that marking starts from, each with the reasons why, and the requested roots that are not in the store."""
+    """The GC roots: the manifests that marking starts from, each with the reasons to keep it, and the requested roots that are not in the
+    store.
+    """
 
     reasons: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     missing: list[str] = field(default_factory=list[str])
@@ -72,57 +75,57 @@ class Starts:
 
 
 def versions_of(refs: Mapping[str, ListedRef]) -> dict[str, str]:
-    """Root -> hash of its manifest, from the refs that name versions."""
+    """Return {root: hash of its manifest} from the refs that name versions."""
     return {ref.removeprefix(VERSIONS): at.value for ref, at in refs.items() if ref.startswith(VERSIONS)}
 
 
 def starts(
     refs: Mapping[str, ListedRef], versions: Mapping[str, str], numbers: Mapping[str, int], rules: Rules
 ) -> Starts:
-    """Where marking starts: named refs, unexpired leases, the newest versions, young versions, and the roots that the rules name.
+    """Return where marking starts: named refs, unexpired leases, the newest versions, young versions, and the roots that the rules name.
 
     `versions` maps roots to manifests, `numbers` manifests to version numbers.
 
     Example: ``starts(refs, versions, numbers, rules).reasons == {"5c1e...": ["live", "newest 20"]}``
     """
-    found = Starts()
+    result = Starts()
     for ref, at in refs.items():
         if ref.startswith(VERSIONS):
             if at.age_s < rules.grace_s:
-                found.add(at.value, "young")
+                result.add(at.value, "young")
         elif not ref.startswith(LEASES) or at.age_s <= rules.lease_s:
-            found.add(versions.get(at.value, at.value), ref)
+            result.add(versions.get(at.value, at.value), ref)
     for manifest in sorted(numbers, key=lambda hash: (-numbers[hash], hash))[: rules.newest]:
-        found.add(manifest, f"newest {rules.newest}")
+        result.add(manifest, f"newest {rules.newest}")
     for root in rules.roots:
         if root in versions:
-            found.add(versions[root], "released")
+            result.add(versions[root], "released")
         else:
-            found.missing.append(root)
-    return found
+            result.missing.append(root)
+    return result
 
 
 def marked(nodes: Mapping[str, Node], manifests: Iterable[str]) -> set[str]:
-    """Every hash of a manifest or object that these manifests need.
+    """Return every hash of a manifest or object that these manifests need.
 
-    A manifest needs itself, its routes and its ancestors back to the first with a full snapshot, with all their objects. It does not need
-    the bases of routes. `nodes` must hold all these manifests.
+    A manifest needs itself, its routes, and its ancestors back to the first one with a full snapshot, with all their objects. It does not
+    need the bases of routes. `nodes` must hold all these manifests.
     """
     seen: set[str] = set()
-    found: set[str] = set()
+    needed: set[str] = set()
     for start in manifests:
         at: str | None = start
         while at is not None and at not in seen:
             seen.add(at)
             for hash in (at, *nodes[at].routes):
-                found.add(hash)
-                found |= nodes[hash].objects
+                needed.add(hash)
+                needed |= nodes[hash].objects
             at = nodes[at].parent
-    return found
+    return needed
 
 
 def expired(refs: Mapping[str, ListedRef], rules: Rules) -> list[str]:
-    """The leases that have expired and are old enough to be deleted."""
+    """Return the leases that have expired and are old enough to be deleted."""
     limit = max(rules.lease_s, rules.grace_s)
     return [ref for ref, at in refs.items() if ref.startswith(LEASES) and at.age_s > limit]
 
@@ -135,7 +138,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GcProgress:
-    """The progress of a collection: `done` of `total` (None: unknown) and the bytes so far.
+    """The progress of a collection: `done` of `total` (None: unknown), and the bytes so far.
 
     Example: ``GcProgress(stage="deleting objects", done=120, total=3_400, bytes=8_053_063_680)``
     """
@@ -151,14 +154,14 @@ OnStep = Callable[[GcProgress], None]
 
 @dataclass(slots=True)
 class Tally:
-    """A count of objects and their bytes."""
+    """A number of objects, and their total size."""
 
     objects: int = 0
     bytes: int = 0
 
     @classmethod
     def of(cls, listed: Iterable[ListedObject]) -> Tally:
-        """The count of these objects."""
+        """Return the tally of these objects."""
         sizes = [each.bytes for each in listed]
         return cls(len(sizes), sum(sizes))
 
@@ -170,11 +173,10 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """What a collection kept and deleted, or would delete if `dry_run`. `young` counts unneeded objects that are too young; they are
-    part of `kept`.
+    """What a collection kept and deleted or, if `dry_run`, would delete.
 
-    `reasons` says why each kept version is kept. `gone` names the other versions, `missing` the requested roots that are not in the
-    store.
+    `young`: unneeded objects that are too young to be deleted, counted in `kept`, too; `reasons`: why each kept version is kept; `gone`:
+    the other versions; `missing`: the requested roots that are not in the store.
 
     Example: ``Collected(dry_run=False, reasons={v9: ("live", "newest 20")}, gone=(v1, v2), leases=("lease/gateway-3",),
     missing=(), kept=Tally(41, 1_200_000_000), young=Tally(2, 9_000_000), deleted=Tally(7, 310_000_000))``
@@ -203,9 +205,9 @@ async def collect(
     Ages are measured with the store's clock only.
 
     Raises:
-        Corrupt: the manifest of a version cannot be read, so it is not known what it needs; nothing was deleted.
-        Conflict: another collection was at work; run it again.
-        BadConfig: the grace is too short for this store.
+        Corrupt: the manifest of a version cannot be read, so it is unknown what it needs; nothing was deleted.
+        Conflict: another collection was running; run it again.
+        BadConfig: the grace period is too short for this store.
         Unavailable, StorageFull: the store refused; everything needed is still there, and the call can be repeated.
 
     Example: ``report = await collect(DirectoryStore(Path("weights")), CollectConfig(keep=5), dry_run=True)``
@@ -214,7 +216,7 @@ async def collect(
     rules = Rules(config.keep, 3600 * config.grace_hours, config.lease_s, tuple(roots))
     if rules.grace_s < 2 * store.renews_s:
         raise BadConfig(
-            f"collect.grace_hours: {config.grace_hours:g} is too short for a store that takes objects for new for "
+            f"collect.grace_hours: {config.grace_hours:g} is too short for a store that does not renew objects younger than "
             f"{store.renews_s:g} s; give at least {store.renews_s / 1800:g}, or a smaller weights.renew_s"
         )
     return await _Collection(store, rules, config.parallel, on_step).run(dry_run)
@@ -251,7 +253,7 @@ class _Collection:
         removed = dict[str, str]()
         try:
             for root, hash in dead.items():
-                removed[root] = hash  # before: a deletion that fails half-way is one, too
+                removed[root] = hash  # before the deletion, because one that fails halfway must be restored, too
                 if not await self._drop(look, VERSIONS + root):
                     del removed[root]
             leases = [ref for ref in expired(look.refs, self.rules) if await self._drop(look, ref)]
@@ -277,25 +279,25 @@ class _Collection:
             self.on_step(GcProgress("listing objects", self.total.objects, None, self.total.bytes))
 
     async def _look(self, removed: Mapping[str, str]) -> _Look:
-        """Read refs and manifests, and mark. `removed` are versions whose refs were deleted but that may still be needed."""
+        """Read refs and manifests, and mark. `removed`: versions whose refs were deleted, but that may still be needed."""
         refs = await self.store.list_refs()
         versions = {**removed, **versions_of(refs)}
         try:
             await self._read(versions.values())
             numbers = {hash: self.nodes[hash].policy.number for hash in versions.values()}
-            found = starts(refs, versions, numbers, self.rules)
-            await self._read_needed(found.reasons)
+            origins = starts(refs, versions, numbers, self.rules)
+            await self._read_needed(origins.reasons)
         except Corrupt as error:
             if await self.store.refs() != {ref: at.value for ref, at in refs.items()}:
                 raise Conflict(
-                    "refs moved while their manifests were read: another collection is at work, or a publisher; run it again"
+                    "refs moved while their manifests were read: another collection or a publisher is running; run it again"
                 ) from error
             raise
-        return _Look(refs, versions, found, marked(self.nodes, found.reasons))
+        return _Look(refs, versions, origins, marked(self.nodes, origins.reasons))
 
     async def _read_needed(self, manifests: Iterable[str]) -> None:
         todo, seen = set(manifests), set[str]()
-        while todo:  # one link of all chains at a time; most were read above
+        while todo:  # one link of all chains at a time; most manifests are in `nodes` already
             await self._read(todo)
             seen |= todo
             nodes = [self.nodes[hash] for hash in todo]
@@ -311,7 +313,7 @@ class _Collection:
                 self.nodes[hash] = Node.of(await manifests.read(hash))
             except (NotFound, Corrupt) as error:
                 raise Corrupt(
-                    f"manifest {hash} cannot be read, so it is not known what it needs: {error}. Nothing was deleted. "
+                    f"manifest {hash} cannot be read, so it is unknown what it needs: {error}. Nothing was deleted. "
                     f"Restore it or publish the version again; delete the ref that leads to it if the version may go"
                 ) from error
             return 0
@@ -322,20 +324,20 @@ class _Collection:
         at = look.refs[ref]
         try:
             await self.store.delete_ref(ref, at.value, at.stamp)
-        except Conflict:  # the ref was moved since: it is still in use
+        except Conflict:  # the ref was moved meanwhile, so it is still in use
             return False
         return True
 
     async def _restore(self, versions: Mapping[str, str]) -> None:
         for root, hash in versions.items():
-            logger.info("version %s is wanted again and stays", root)
+            logger.info("version %s is needed again and stays", root)
             try:
                 await self.store.move_ref(VERSIONS + root, None, hash)
             except Conflict:
                 logger.info("version %s was published again meanwhile", root)
 
     async def _delete(self, gone: Mapping[str, str], keep: set[str]) -> Tally:
-        """Delete the manifests of versions first, then the rest."""
+        """Delete the manifests of the `gone` versions first, then all other unneeded objects."""
         first = {hash for manifest in gone.values() for hash in (manifest, *self.nodes[manifest].routes)}
         unneeded = {listed.hash: listed for listed in self._unneeded(keep)}
         deleted = Tally()
@@ -353,7 +355,7 @@ class _Collection:
         return [listed for hash, listed in self.old.items() if hash not in keep]
 
     async def _each(self, stage: str, names: Sequence[str], work: Callable[[str], Awaitable[int]]) -> None:
-        """Call `work` for each name, `parallel` at a time; it returns the bytes that it processed."""
+        """Call `work`, which returns the bytes that it processed, for each name, `parallel` at a time."""
         done, size = 0, 0
 
         async def one(name: str) -> None:

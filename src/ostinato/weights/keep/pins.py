@@ -1,8 +1,8 @@
-"""Pins and leases, which keep a version from being collected: people set pins, holders renew leases.
+"""Pins and leases, which protect a version from garbage collection: people set pins, processes renew leases.
 
-Both are refs to a root: ``pin/<name>`` stays until it is removed; ``lease/<name>`` counts while it is young by the store's own clock. A
-holder writes the ref first and then checks that the version exists. A collector deletes the version's ref first and then reads the refs
-again. One of the two always sees the other.
+Both are refs to a root. ``pin/<name>`` stays until it is removed; ``lease/<name>`` expires by the store's own clock. A holder first writes
+the ref and then checks that the version exists. A collector first deletes the version's ref and then reads the refs again. One of the two
+always sees the other.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from ostinato.core.errors import Conflict, NotFound
 from ostinato.weights.store.interface import LEASES, PINS, KeptStore
 from ostinato.weights.version.content import version_ref
 
-_TRIES: Final = 8
+_ATTEMPTS: Final = 8
 
 
 async def pin(store: KeptStore, name: str, root: str) -> str | None:
-    """Keep a version until `unpin`; an existing pin of this name is moved. Returns the root that it held before, or None.
+    """Keep a version until `unpin`. Moves an existing pin of this name, and returns the root that it held before, or None.
 
-    Raises: NotFound if the version is not in the store (the pin stays where it was); BadRequest for a name that is not a valid ref
-    name; Conflict if others keep moving the same pin.
+    Raises: NotFound if the version is not in the store (the pin stays where it was); BadRequest if the name is not a valid ref name;
+    Conflict if others keep moving the same pin.
 
     Example: ``await pin(store, "paper", policy.hash)``
     """
@@ -30,7 +30,7 @@ async def pin(store: KeptStore, name: str, root: str) -> str | None:
 
 
 async def unpin(store: KeptStore, name: str) -> str:
-    """Remove a pin and return the root that it held. Raises NotFound, which names the existing pins; Conflict."""
+    """Remove a pin, and return the root that it held. Raises NotFound, naming the existing pins; Conflict."""
     root = await store.read_ref(PINS + name)
     if root is None:
         pins = [ref.removeprefix(PINS) for ref in await store.refs() if ref.startswith(PINS)]
@@ -40,10 +40,10 @@ async def unpin(store: KeptStore, name: str) -> str:
 
 
 async def hold(store: KeptStore, name: str, root: str) -> None:
-    """Take or renew the lease of one holder; call it again well before `collect.lease_s` has passed.
+    """Take or renew the lease of one holder. Must be renewed well before `collect.lease_s` has passed.
 
-    Take the lease before reading, so that what is read is kept. Raises NotFound if the version is no longer in the store (the lease is
-    then given up), BadRequest for a name that is not a valid ref name.
+    Take the lease before reading, so that what is read is kept. Raises NotFound if the version is no longer in the store (the lease is then
+    released), BadRequest if the name is not a valid ref name.
 
     Example: ``await hold(store, "gateway-7", policy.hash)``
     """
@@ -51,7 +51,7 @@ async def hold(store: KeptStore, name: str, root: str) -> None:
 
 
 async def let_go(store: KeptStore, name: str) -> None:
-    """End a lease. A lease that does not exist, or that its holder has just renewed elsewhere, is not an error."""
+    """Release a lease. A lease that does not exist, or that its holder has just moved, is not an error."""
     root = await store.read_ref(LEASES + name)
     if root is not None:
         with contextlib.suppress(Conflict):
@@ -60,7 +60,7 @@ async def let_go(store: KeptStore, name: str) -> None:
 
 @contextlib.asynccontextmanager
 async def held(store: KeptStore, name: str, root: str) -> AsyncGenerator[None]:
-    """Hold a version during work that takes less time than a lease lasts.
+    """Hold a lease on a version while the block runs, which must take less time than a lease lasts.
 
     Example: ``async with held(store, f"publisher-{uuid4().hex}", base.hash): ...``
     """
@@ -72,7 +72,7 @@ async def held(store: KeptStore, name: str, root: str) -> AsyncGenerator[None]:
 
 
 async def _set(store: KeptStore, ref: str, root: str) -> str | None:
-    for _ in range(_TRIES):
+    for _ in range(_ATTEMPTS):
         before = await store.read_ref(ref)
         if await store.read_ref(version_ref(root)) is None:
             break
@@ -85,7 +85,7 @@ async def _set(store: KeptStore, ref: str, root: str) -> str | None:
         await _undo(store, ref, before, root)
         break
     else:
-        raise Conflict(f"ref {ref} keeps being moved by others; give each holder a name of its own")
+        raise Conflict(f"ref {ref} keeps being moved by others; give each holder a different name")
     if ref.startswith(LEASES):
         await let_go(store, ref.removeprefix(LEASES))
     raise NotFound(f"version {root} is not in the weight store (any more); publish it again", field="root")

@@ -1,6 +1,6 @@
-"""Copies a version from one weight store to another: into a mirror, out of a backup, across clouds.
+"""Copies a version from one weight store to another: to a mirror, from a backup, across clouds.
 
-Objects are copied before the manifests that name them, routes and parents before the manifests that point to them, refs last. A kill at
+Objects are copied before the manifests that name them, routes and parents before the manifests that point to them, and refs last. A kill at
 any instant therefore leaves no ref to an incomplete version, and a second call resumes where the first stopped.
 """
 
@@ -20,12 +20,12 @@ from ostinato.weights.version.content import check_ref, is_hash
 from ostinato.weights.version.manifest import Manifest
 
 OnBytes = Callable[[int, int], object]
-"""Called with the payload bytes copied so far and the total to copy."""
+"""Called with the payload bytes copied so far, and the total to copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transferred:
-    """The result of a transfer. `objects` and `bytes` were copied, manifests included; `skipped` payload bytes were there already.
+    """The result of a transfer. `objects`, `bytes`: what was copied, manifests included; `skipped`: payload bytes that existed already.
 
     Example: ``Transferred(policy=v17, manifest="ab12...", objects=9, bytes=4_300_000, skipped=269_000_000, seconds=1.9)``
     """
@@ -49,9 +49,9 @@ async def transfer(
 ) -> Transferred:
     """Copy everything that a version needs and `target` lacks; then write its version ref there, and move `ref` to it if one is given.
 
-    `version` is a ref of the source, a root or the hash of a manifest. A version needs its own manifest, those of its routes and
-    all their objects, and the same for its parents back to the first with a full snapshot. At most `parallel` objects are in
-    memory. The target must not delete unreachable objects while this runs.
+    `version` is a ref of the source, a root, or the hash of a manifest. A version needs its own manifest, those of its routes and all their
+    objects, and the same for its parents back to the first one with a full snapshot. At most `parallel` objects are in memory. The target
+    must not delete unreachable objects meanwhile.
 
     Raises:
         NotFound: the source has no such version, or lacks a part of it; the message names the part.
@@ -93,7 +93,7 @@ async def transfer(
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """Manifests, each before those that it points to, and objects with their minimum lengths."""
+    """What a version needs: manifests, each before those that it points to, and objects with their minimum lengths."""
 
     manifests: list[str] = field(default_factory=list[str])
     objects: dict[str, int] = field(default_factory=dict[str, int])
@@ -112,7 +112,7 @@ async def _find(source: WeightStore, manifests: Manifests, version: str) -> str:
 
 
 async def _need(manifests: Manifests, start: str) -> _Need:
-    """Everything that the version needs, read from the source. Raises Corrupt for a chain or route that contradicts itself."""
+    """Return everything that a version needs, read from the source. Raises Corrupt for a chain or route that contradicts itself."""
     need, at, links = _Need(), start, None
     while True:
         manifest = await manifests.read(at)
@@ -148,7 +148,7 @@ class _Copier:
         self._on_bytes(0, expected)
 
     async def copy(self, item: tuple[str, int]) -> None:
-        """Copy an object of at least the given length; its hash is checked before it counts as copied."""
+        """Copy an object of at least the given length. Its hash is checked before it counts as copied."""
         name, least = item
         data = await self._source.get(name)
         if len(data) < least:

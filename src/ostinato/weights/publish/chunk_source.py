@@ -1,10 +1,8 @@
-"""Holders of the weights being published: this process with every chunk, or one of several processes, each with its own chunks.
+"""Holders of the weights being published: one process with every chunk, or one of several processes, each with its own chunks.
 
-Also what a holder needs of the versions before: the last publications, and the base of the next delta.
-
-Reverse deltas from the newest version to earlier ones, so that a delta over many versions needs no second copy of the weights. Each
-version is kept as a reverse delta that turns its successor's chunks into its own, a payload as small as the delta itself. A chunk of an
-older version is rebuilt on demand, and must have the hash that was published.
+A holder also keeps the base of the next delta, and the history of the last publications as reverse deltas, so that a delta over many
+versions needs no second copy of the weights. A reverse delta turns the chunks of a version's successor into its own, and its payload is as
+small as the delta's. A chunk of an older version is rebuilt on demand and must have the hash that was published.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from ostinato.weights.delta import codec as delta
 from ostinato.weights.version.content import Hashes, check_weights, hash_chunks, hash_of, part_of
 from ostinato.weights.version.packing import Coding, OldChunk, PackedChunks, Undo, write_packs
 
-# ---------------------------------------------------------------- versions before
+# ---------------------------------------------------------------- history of versions
 
 
 @dataclass(slots=True)
@@ -43,7 +41,7 @@ class _Past:
 class VersionHistory:
     """The last versions of an unbroken line of publications, newest last. `spans`: how many versions each squashed delta covers.
 
-    Example: with spans (4, 16) the fourth version after the first may be a delta from the first, and the eighth from the fourth.
+    Example: with spans (4, 16), the fourth version after the first may be a delta from the first, and the eighth from the fourth.
     """
 
     def __init__(self, spans: Sequence[int], max_bytes: int) -> None:
@@ -52,20 +50,21 @@ class VersionHistory:
         self._count = 0
 
     def due(self, base: str) -> list[int]:
-        """The spans that are due for the version after the one with root `base`."""
+        """Return the spans of the squashed deltas that are due for the version after the one with root `base`."""
         if not self._past or self._past[-1].root != base:
             return []
         number = self._count + 1
         return [span for span in self._spans if number % span == 0 and span <= len(self._past)]
 
     def root(self, span: int) -> str:
-        """The root of the version `span` publications before the next. Raises Corrupt if it is no longer kept."""
+        """Return the root of the version `span` publications before the next. Raises Corrupt if it is no longer kept."""
         return self._back(span).root
 
     def chunks(self, span: int, newest: OldChunk, part: WeightPart) -> OldChunk:
-        """A function that rebuilds chunks of the version `span` before the next; `newest` gives the newest version's chunks.
+        """Return a function that rebuilds chunks of the version `span` publications before the next.
 
-        `part` gives the tensors' dtypes. Raises Corrupt if the version is no longer kept; the function does if a chunk cannot be rebuilt.
+        `newest` gives the newest version's chunks, `part` the tensors' dtypes. Raises Corrupt if the version is no longer kept. The
+        function raises Corrupt if a chunk cannot be rebuilt.
         """
         target = self._back(span)
         steps = [past.undo for past in list(self._past)[-2 : -span - 1 : -1]]
@@ -77,18 +76,18 @@ class VersionHistory:
                     coded = undo[name, index]
                     delta.decode(coded.codec, data, coded.payload, dtype=part.forms[name][0], old=True)
             if hash_of(data) != target.hashes[name, index]:
-                raise Corrupt(f"tensor {name!r} chunk {index} of version {target.root} cannot be made from memory")
+                raise Corrupt(f"tensor {name!r} chunk {index} of version {target.root} cannot be rebuilt from memory")
             return data
 
         return chunk
 
     def _back(self, span: int) -> _Past:
         if span > len(self._past):
-            raise Corrupt(f"the version {span} publications back is forgotten")
+            raise Corrupt(f"the version {span} publications back is no longer kept")
         return self._past[-span]
 
     def add(self, base: str | None, root: str, hashes: Hashes, undo: Undo | None) -> None:
-        """Record that version `root` was published. `undo` turns it into version `base`; None starts a new line here."""
+        """Record that version `root` was published. `undo`: the reverse delta from it to `base`; None: a new line starts here."""
         if undo is None or not self._past or self._past[-1].root != base:
             self._past.clear()
             self._count = 0
@@ -103,7 +102,7 @@ class VersionHistory:
         return sum(len(coded.payload) for past in self._past for coded in past.undo.values())
 
 
-# ---------------------------------------------------------------- the base
+# ---------------------------------------------------------------- the base of the next delta
 
 
 logger = logging.getLogger(__name__)
@@ -111,7 +110,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Base:
-    """The chunks of a published version that this process holds. `chunk` raises Corrupt if one cannot be read.
+    """The chunks of a published version that this process holds. `chunk` raises Corrupt if a chunk cannot be read.
 
     Example::
 
@@ -124,7 +123,7 @@ class Base:
     chunk: OldChunk
 
     def is_intact(self) -> bool:
-        """True if every chunk still has the hash that was published."""
+        """Return True if every chunk still has the hash that was published."""
         try:
             return all(hash_of(self.chunk(*at)) == result for at, result in self.hashes.items())
         except Corrupt:
@@ -132,7 +131,7 @@ class Base:
 
 
 def kept(root: str, part: WeightPart, hashes: Hashes, directory: Path | None) -> Base:
-    """Keep the chunks in an unnamed file in `directory`, so that their arrays can be freed; without directory or room, in memory."""
+    """Keep the chunks in an unnamed file in `directory`, so that their arrays can be freed; without a directory or room, in memory."""
     if directory is not None:
         try:
             return Base(root, hashes, _on_disk(part, directory))
@@ -168,15 +167,15 @@ def _on_disk(part: WeightPart, directory: Path) -> OldChunk:
     return chunk
 
 
-# ---------------------------------------------------------------- chunks
+# ---------------------------------------------------------------- holders
 
 
-_PAST_BYTES = 1 << 30  # beyond this size the oldest reverse deltas are dropped
+_HISTORY_BYTES = 1 << 30  # beyond this size the oldest reverse deltas are dropped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenWeights:
-    """Weights that are about to be published: every tensor's form, and the hashes of the chunks that this holder has."""
+    """Weights that are about to be published: every tensor's dtype and shape, and the hashes of the chunks that this holder has."""
 
     forms: dict[str, Form]
     hashes: Hashes
@@ -184,9 +183,9 @@ class TakenWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """How chunks are encoded: against the version with root `base`, which is `span` versions before the next (None: against nothing).
+    """How to encode chunks. `base`: the root of the base, `span` versions before the next one; None: no base.
 
-    `delta`: payloads may refer to the base; otherwise changes are only counted. `undo`: the reverse delta is kept too.
+    `delta`: payloads may refer to the base; otherwise changes against it are only counted. `undo`: keep the reverse delta, too.
     """
 
     base: str | None = None
@@ -200,30 +199,30 @@ class Holder(Protocol):
 
     @property
     def whole(self) -> bool:
-        """Whether this process has every chunk."""
+        """True if this process has every chunk."""
         ...
 
     async def take(self, number: int, weights: Weights | WeightPart, *, check: bool, finite: bool) -> TakenWeights:
-        """Take the weights of version `number`, which are to be published. Raises BadWeights if `check` is set and they are unfit."""
+        """Take the weights of version `number`, which will be published. With `check`, raises BadWeights if they are invalid."""
         ...
 
     async def holds(self, root: str) -> bool:
-        """Whether the base is the version of this root, with every byte as it was published; otherwise the base is dropped."""
+        """Return whether the base is the version with this root, every byte as it was published. If not, drop the base."""
         ...
 
     def due(self, base: str) -> list[tuple[int, str]]:
-        """(span, root) of the older versions from which the version after `base` should also get a delta."""
+        """Return (span, root) of the older versions from which the version after `base` should also get a delta."""
         ...
 
     async def pack(self, how: How) -> PackedChunks:
-        """Store the weights taken last.
+        """Encode and store the weights taken last.
 
         Raises like `write_packs`, NotFound if the base is a different version, and Corrupt if the base cannot be rebuilt.
         """
         ...
 
     async def keep(self, root: str, parent: str | None) -> None:
-        """Make the weights taken last, now published, the next base. `parent`: the previous version if the line is unbroken."""
+        """Make the weights taken last, now published, the next base. `parent`: the previous version if this one continues its line."""
         ...
 
     async def close(self) -> None:
@@ -234,7 +233,7 @@ class Holder(Protocol):
 class PartHolder:
     """The `Holder` of this process's own chunks.
 
-    The base is kept in a file in `config.scratch`. Without one the weights' own arrays are kept, and must not change afterwards.
+    The base is kept in a file in `config.scratch`. Without `scratch` the weights' own arrays are kept, and must not change afterwards.
 
     Example::
 
@@ -246,7 +245,7 @@ class PartHolder:
 
     def __init__(self, store: WeightStore, config: PublisherConfig) -> None:
         self._store, self._config = store, config
-        self._history = VersionHistory(config.skips, _PAST_BYTES)
+        self._history = VersionHistory(config.skips, _HISTORY_BYTES)
         self._base: Base | None = None
         self._new: tuple[WeightPart, Hashes] | None = None
         self._undo: Undo | None = None
@@ -268,7 +267,7 @@ class PartHolder:
         return self._base is not None
 
     async def adopt(self, root: str, weights: Weights) -> None:
-        """Take a version that was read from the store as the base."""
+        """Use a version that was read from the store as the base."""
         part = part_of(weights)
         self._base = await self._kept(root, part, await asyncio.to_thread(hash_chunks, part))
 
@@ -296,7 +295,7 @@ class PartHolder:
         if base is not None and span > 1 and self._history.root(span) == root:
             return self._history.chunks(span, base.chunk, part)
         if base is None or span > 1 or base.root != root:
-            raise NotFound(f"version {root} is not what the last publication left in memory", field="base")
+            raise NotFound(f"version {root} is not the base that the last publication left in memory", field="base")
         return base.chunk
 
     async def keep(self, root: str, parent: str | None) -> None:
@@ -308,7 +307,7 @@ class PartHolder:
         self._new = self._undo = None
 
     async def close(self) -> None:
-        """Does nothing: there is nothing to release."""
+        """Do nothing: there is nothing to release."""
 
     def _taken(self) -> tuple[WeightPart, Hashes]:
         if self._new is None:

@@ -1,11 +1,11 @@
-"""Publishes the trainer's weights as a named, durable, verified version in the weight store. The version is not yet live.
+"""Publishes the trainer's weights as named, durable, verified versions in the weight store. Publishing does not make a version live.
 
-objects -> manifests -> ref ``version/<root>`` -> the ref that was asked for (compare-and-swap). Each step is durable before the
-next, so a publisher killed at any point leaves complete versions and, at worst, objects that nothing refers to. The base of the next
-delta advances only after the last ref has moved. A version is a delta to its base if possible. From time to time a full snapshot and
-deltas over several versions are stored with it, for followers that start or are behind.
+objects -> manifests -> ref ``version/<root>`` -> the requested ref (compare-and-swap). Each step is durable before the next, so a publisher
+killed at any point leaves complete versions and, at worst, unreferenced objects. The base of the next delta advances only after the last
+ref has moved. A version is a delta from its base if possible. From time to time a full snapshot and deltas over several versions are stored
+with it, for followers that start or have fallen behind.
 
-The trainer's publications: stores each step's weights as a version, and offers a version for release every few steps.
+`Candidates` is the trainer's side: it publishes each step's weights, and offers a version for release every few steps.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """What a publication wrote. `bytes` is what a follower with the base must fetch (payloads and manifest).
+    """What a publication wrote.
 
-    `ratio` is `full_bytes` / `bytes`. `stored` counts everything written, including the full snapshot and the squashed deltas that were
-    due. `changed` is the share of elements that differ from the base, None without one. `reason` says why a full snapshot was written,
-    "" without one.
+    `bytes`: what a follower that has the base must fetch (payloads and manifest); `stored`: everything written, including a full snapshot
+    and squashed deltas that were due; `ratio`: `full_bytes` / `bytes`; `changed`: the share of elements that differ from the base, None
+    without a base; `reason`: why a full snapshot was written, "" if none was.
 
     Example: ``Published(policy=v17, manifest="ab12...", kind="delta", bytes=4_300_000, stored=4_300_000, full_bytes=269_000_000,
     ratio=62.6, changed=0.0098, seconds=0.41, reason="")``
@@ -59,13 +59,13 @@ class Published:
 
 
 class VersionPublisher:
-    """Publishes versions of one model. One `publish` runs at a time; others wait.
+    """Publishes versions of one model. Concurrent calls of `publish` run one after another.
 
-    The base of the next delta is kept in a file in `config.scratch`. Without one the arrays in `weights` are kept, and must not change
-    afterwards. Either is hashed before use; if it is no longer what was published, the base is loaded from the store.
+    The base of the next delta is kept in a file in `config.scratch`. Without `scratch` the arrays in `weights` are kept, and must not
+    change afterwards. The base is hashed before use; if it is no longer what was published, it is loaded from the store.
 
     `holder` wraps this process's own holder for several ranks (`ranks`): each rank encodes and stores its own chunks, and none has all
-    of them. If a rank lacks the base it is then not loaded from the store, but a full snapshot is written.
+    of them. If a rank lacks the base then, a full snapshot is written instead of loading the base from the store.
 
     Example::
 
@@ -101,10 +101,9 @@ class VersionPublisher:
     ) -> Published:
         """Store `weights` as a version named by its root; then move `ref` to the root if one is given.
 
-        Publishing the same weights again is not an error and gives the same root. Nor is a base that is missing or damaged in the
-        store: a full snapshot is written instead, and `reason` says what was wrong. A concurrent collector may delete an old base that
-        nothing keeps while the delta on it is written; hold such a base with `pins.held`. The newest versions, and those of refs,
-        pins and leases, are kept in any case.
+        Idempotent: publishing the same weights again gives the same root. If the base is missing or damaged in the store, a full snapshot
+        is written, and `reason` says what was wrong. While a delta is written, a concurrent garbage collection may delete an old base that
+        nothing keeps; hold such a base with `pins.held`. The newest versions, and those of refs, pins and leases, are kept in any case.
 
         Raises:
             BadWeights: NaN, infinity, or an array that does not fill its shape; nothing was written.
@@ -114,12 +113,12 @@ class VersionPublisher:
         """
         if ref is not None:
             check_ref(ref)
-        said = about(run, number, meta, numerics)
+        described = about(run, number, meta, numerics)
         async with self._lock:
             started = time.perf_counter()
             expected = await self._store.read_ref(ref) if ref is not None else None
             taken = await self._holder.take(number, weights, check=True, finite=self._config.finite)
-            version = _Version(said, taken.forms, root_of_chunks(taken.forms, taken.hashes))
+            version = _Version(described, taken.forms, root_of_chunks(taken.forms, taken.hashes))
             stored, damage = await self._stored(version)
             written = stored or await self._write(version, base, damage)
             if ref is not None:
@@ -140,7 +139,7 @@ class VersionPublisher:
         )
 
     async def known(self, number: int, weights: Weights | WeightPart) -> PolicyVersion | None:
-        """The stored version with exactly these weights, or None. It becomes the next delta's base without being read."""
+        """Return the stored version with exactly these weights, or None. It becomes the base of the next delta without being read."""
         async with self._lock:
             taken = await self._holder.take(number, weights, check=False, finite=False)
             root = root_of_chunks(taken.forms, taken.hashes)
@@ -158,20 +157,20 @@ class VersionPublisher:
     async def name(self, policy: PolicyVersion, ref: str) -> None:
         """Move `ref` to a version that was published before. Raises Conflict if another publisher moved it meanwhile."""
         async with self._lock:
-            held = await self._store.read_ref(check_ref(ref))
-            if held != policy.hash:
-                await self._store.move_ref(ref, held, policy.hash)
+            current = await self._store.read_ref(check_ref(ref))
+            if current != policy.hash:
+                await self._store.move_ref(ref, current, policy.hash)
 
     async def _stored(self, version: _Version) -> tuple[_Written | None, str]:
-        """The same version if the store has it undamaged; otherwise None and, if it is there but damaged, what is wrong."""
-        fresh = Manifests(self._store)  # without cached manifests, because this is how a damaged store is repaired
+        """Return the same version if the store has it undamaged; otherwise None and, if it is damaged, what is wrong with it."""
+        fresh = Manifests(self._store)  # without cached manifests, because publishing again repairs a damaged store
         try:
             hash = await self._store.read_ref(version_ref(version.root))
             if hash is None:
                 return None, ""
             manifest = await fresh.read(hash)
-            said = version.about
-            if (manifest.number, manifest.run, manifest.root) != (said.number, said.run, version.root):
+            described = version.about
+            if (manifest.number, manifest.run, manifest.root) != (described.number, described.run, version.root):
                 return None, ""
             for way in (hash, *(route.manifest for route in manifest.routes)):
                 for name in (await fresh.read(way)).objects():
@@ -205,7 +204,7 @@ class VersionPublisher:
         return _Written(hash, manifest, size, written, changed, alone or reason, follows)
 
     def _anchor_due(self, base: Manifest, payload: int) -> str:
-        """Why a full snapshot is due in addition to the delta; "" if none is."""
+        """Return why a full snapshot is due in addition to the delta, or "" if none is."""
         if base.links >= self._config.anchor_every:
             return f"{base.links} deltas since the last full snapshot"
         chain = base.chain_bytes + payload
@@ -233,7 +232,7 @@ class VersionPublisher:
         return Route(manifest=hash, base=base, bytes=packed.payload_bytes), packed.payload_bytes + len(data)
 
     async def _base(self, base: PolicyVersion | None, version: _Version) -> tuple[_Parent | None, str]:
-        """The base, if it is held unchanged or can be read from the store, and why no delta to it is possible ("" if it is)."""
+        """Return the base, if memory still holds it unchanged or the store has it, and why no delta from it is possible ("" if one is)."""
         if base is None:
             return None, "no base"
         try:
@@ -249,7 +248,7 @@ class VersionPublisher:
         return (hash, manifest), "" if forms == version.forms else "the tensors are not those of the base"
 
 
-_Parent = tuple[str, Manifest]  # with its hash
+_Parent = tuple[str, Manifest]  # the manifest's hash, and the manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,28 +266,28 @@ class _Written:
     stored: int
     changed: float | None
     reason: str
-    follows: str | None  # the root of the previous version if the line is unbroken
+    follows: str | None  # the root of the previous version if this one continues its line
 
 
 def _manifest(
     version: _Version, packed: PackedChunks, parent: _Parent | None, *, full: bool, routes: Sequence[Route] = ()
 ) -> Manifest:
-    """Build the manifest. A full snapshot may have a `parent` too, the version that it was compared with."""
-    said, payload = version.about, packed.payload_bytes
+    """Build the manifest. A full snapshot may have a `parent`, too: the version that it was compared with."""
+    described, payload = version.about, packed.payload_bytes
     anchors = [route.manifest for route in routes if route.base is None]
     first = full or bool(anchors)
     return Manifest(
         format=FORMAT,
-        run=said.run,
-        number=said.number,
-        meta=said.meta,
+        run=described.run,
+        number=described.number,
+        meta=described.meta,
         parent=None if parent is None else parent[0],
         kind="full" if full else "delta",
         links=0 if first or parent is None else parent[1].links + 1,
         payload_bytes=payload,
         chain_bytes=0 if first or parent is None else parent[1].chain_bytes + payload,
         anchor=anchors[0] if anchors else None if full or parent is None else parent[1].anchor or parent[0],
-        numerics=said.numerics,
+        numerics=described.numerics,
         root=version.root,
         signature=None,
         routes=tuple(routes),
@@ -300,16 +299,15 @@ def _manifest(
 
 
 class Candidates:
-    """The loop's `Publisher` over the weight store: stores each version, and moves the ref `candidate` every few steps.
+    """The training loop's `Publisher` over the weight store: stores each version, and moves the ref `candidate` every few steps.
 
     Args:
         publisher: stores versions.
-        run: the name under which they are published.
+        run: the run's name, recorded with each version.
         every: steps between two candidates.
-        on_published: called with each version that is stored.
-        numerics: the id of the trainer's contract.
-        newest: a ref that is moved to each version as soon as it is stored, for rollouts and the learner arm; None: no such
-            ref.
+        on_published: called with each version that was stored.
+        numerics: the id of the trainer's numerics contract.
+        newest: a ref that is moved to each version as soon as it is stored, for rollouts and the learner arm; None: no such ref.
     """
 
     def __init__(
@@ -324,21 +322,21 @@ class Candidates:
     ) -> None:
         self._publisher, self._run, self._every, self._on_published = publisher, run, every, on_published
         self._numerics, self._newest = numerics, newest
-        self._naming = True
+        self._moves_refs = True
         self._due: PolicyVersion | None = None  # the newest version that is or should be the candidate
         self.last: PolicyVersion | None = None
 
     @contextlib.asynccontextmanager
     async def repeating(self, named: PolicyVersion | None) -> AsyncGenerator[None]:
-        """Repeat steps inside the block: `named` stays the candidate unless a newer one is due at the end.
+        """Suspend moving refs while the block repeats steps. `named` stays the candidate unless a newer one is due at the end.
 
-        If each were named again, the gate would judge, and ship, versions that are older than the live one.
+        Otherwise the release gate would evaluate and ship versions that are older than the live one.
         """
-        self._naming = False
+        self._moves_refs = False
         try:
             yield
         finally:
-            self._naming = True
+            self._moves_refs = True
         await self._follow()
         if self._due is not None and (named is None or self._due.number > named.number):
             await self._publisher.name(self._due, "candidate")
@@ -353,7 +351,7 @@ class Candidates:
             base=self.last,
             meta={"step": learned.step},
             numerics=self._numerics,
-            ref="candidate" if due and self._naming else None,
+            ref="candidate" if due and self._moves_refs else None,
         )
         self.last = done.policy
         self._due = done.policy if due else self._due
@@ -362,7 +360,7 @@ class Candidates:
         return done.policy
 
     async def known(self, learned: Learned) -> PolicyVersion | None:
-        """The stored version with exactly these weights, or None."""
+        """Return the stored version with exactly these weights, or None."""
         return await self._publisher.known(learned.policy_number, learned.weights)
 
     async def close(self) -> None:
@@ -371,19 +369,19 @@ class Candidates:
 
     async def _follow(self) -> None:
         """Move the ref of the newest version to the last one, but never back while steps are repeated."""
-        if self._newest is not None and self._naming and self.last is not None:
+        if self._newest is not None and self._moves_refs and self.last is not None:
             await self._publisher.name(self.last, self._newest)
 
     async def offer(self) -> None:
-        """Make the version that was stored last, if any, the candidate, whether or not a candidate is due."""
+        """Make the last stored version, if any, the candidate, even if none is due."""
         if self.last is not None:
             await self._publisher.name(self.last, "candidate")
 
 
 class Overlapped:
-    """Publishes in the background: one version is stored while the trainer computes the next step.
+    """Publishes in the background: a version is stored while the trainer computes the next step.
 
-    Cancelling a caller that waits does not cancel the publication. Call `settle` again before the end, or the last step may be lost.
+    Cancelling a waiting caller does not cancel the publication. `settle` must be called before the end, or the last step may be lost.
     """
 
     def __init__(self, inner: Candidates) -> None:
@@ -392,13 +390,15 @@ class Overlapped:
 
     @property
     def trouble(self) -> str | None:
-        """Why the last publication failed, until `begin` or `settle` raises it; None if it succeeded or is under way."""
+        """Why the last publication failed, until `begin` or `settle` raises it. None if it succeeded or is in progress."""
         task = self._under_way
         error = task.exception() if task is not None and task.done() and not task.cancelled() else None
         return None if error is None else f"the last version is not stored: {type(error).__name__}: {error}"
 
     async def begin(self, learned: Learned) -> None:
-        """Start storing the version, which waits for the previous one. Raises the previous one's error, after starting this one."""
+        """Start to publish a version once the previous one is stored, and wait for the previous one. Raises its error, if any, after this
+        publication was started.
+        """
         before = self._under_way
         self._under_way = asyncio.create_task(self._publish(learned, before))
         if before is not None:
@@ -406,7 +406,7 @@ class Overlapped:
             before.result()
 
     async def settle(self) -> None:
-        """Wait until everything that was begun is stored. Raises the error of the last publication."""
+        """Wait until all versions are stored. Raises the error of the last publication."""
         if (task := self._under_way) is not None:
             await asyncio.wait({task})
             self._under_way = None

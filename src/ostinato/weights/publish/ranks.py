@@ -1,7 +1,7 @@
-"""Publication by several ranks: each encodes and stores its own chunks; the first one directs the others and writes the manifest.
+"""Publication by several ranks: each encodes and stores its own chunks. The first rank coordinates and writes the manifest.
 
-The first rank has a socket to each other rank. Frames have four bytes of length, then JSON. A request is a method of `Holder` and its
-arguments; the answer holds hashes, places in the store, or an error's name. Weights are never sent over it.
+The first rank has a socket to each other rank. A frame is a four-byte length and JSON. A request names a method of `Holder` and its
+arguments; the response holds hashes, locations in the store, or an error's name. Weights are never sent over these sockets.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from ostinato.weights.publish.chunk_source import How, PartHolder, TakenWeights
 from ostinato.weights.version.manifest import StoredChunk
 from ostinato.weights.version.packing import PackedChunks
 
-_LONGEST: Final = 1 << 30
-_HANDED: Final = 3  # parts that wait: one being stored, the next one, and one of a step that was never published
-_WAIT_S: Final = 600.0  # for a rank to hand over what the first one has already
+_MOST_FRAME_BYTES: Final = 1 << 30
+_QUEUED_PARTS: Final = 3  # one being stored, the next one, and one of a step that was never published
+_HANDOVER_S: Final = 600.0  # timeout for a rank's training thread to reach the version that the first rank publishes
 
 
 class RankSettings(BaseModel, frozen=True, extra="forbid"):
@@ -39,7 +39,7 @@ class RankSettings(BaseModel, frozen=True, extra="forbid"):
 
 
 class Together:
-    """The `Holder` for all ranks: `own` is the first rank's holder, `lines` are the sockets to the others.
+    """The `Holder` of all ranks together. `own` is the first rank's holder, `lines` are the sockets to the others.
 
     Raises the errors that a rank raises, and Unavailable once a rank is gone.
     """
@@ -55,8 +55,8 @@ class Together:
             self._ask("take", number=number, check=check, finite=finite),
         )
         hashes = dict(own.hashes)
-        for said in others:
-            hashes |= {_chunk_name(at): str(result) for *at, result in said}
+        for answer in others:
+            hashes |= {_chunk_name(at): str(result) for *at, result in answer}
         return TakenWeights(forms=own.forms, hashes=hashes)
 
     async def holds(self, root: str) -> bool:
@@ -70,9 +70,9 @@ class Together:
         own, others = await asyncio.gather(self._own.pack(how), self._ask("pack", **asdict(how)))
         chunks = dict(own.chunks)
         changed = [own.changed]
-        for said in others:
-            chunks |= {_chunk_name(at): StoredChunk.model_validate(chunk) for *at, chunk in said["chunks"]}
-            changed.append(said["changed"])
+        for answer in others:
+            chunks |= {_chunk_name(at): StoredChunk.model_validate(chunk) for *at, chunk in answer["chunks"]}
+            changed.append(answer["changed"])
         counted = None if None in changed else sum(count for count in changed if count is not None)
         return PackedChunks(chunks=chunks, changed=counted, undo={})
 
@@ -80,7 +80,7 @@ class Together:
         await asyncio.gather(self._own.keep(root, parent), self._ask("keep", root=root, parent=parent))
 
     async def _ask(self, what: str, **arguments: Any) -> list[Any]:
-        """Ask all other ranks and return their answers."""
+        """Send a request to all other ranks, and return their answers."""
         return await asyncio.gather(*(rank.ask(what, **arguments) for rank in self._ranks))
 
     async def close(self) -> None:
@@ -90,7 +90,7 @@ class Together:
 
 
 class _Line:
-    """The connection to one other rank. One request at a time."""
+    """The first rank's connection to one other rank. Requests run one at a time."""
 
     def __init__(self, rank: int, line: socket.socket) -> None:
         self._rank, self._socket = rank, line
@@ -103,15 +103,15 @@ class _Line:
                 if self._streams is None:
                     self._streams = await asyncio.open_connection(sock=self._socket)
                 await _send(self._streams[1], {"do": what, "with": arguments})
-                said = await _receive(self._streams[0])
+                response = await _receive(self._streams[0])
             except (OSError, EOFError) as error:
                 raise Unavailable(
-                    f"rank {self._rank} of the trainer is lost: what it holds cannot be published"
+                    f"rank {self._rank} of the trainer is lost: its chunks cannot be published"
                 ) from error
-        if "error" in said:
-            kind = getattr(errors, said["error"], Unavailable)
-            raise kind(f"rank {self._rank}: {said['message']}")
-        return said["answer"]
+        if "error" in response:
+            kind = getattr(errors, response["error"], Unavailable)
+            raise kind(f"rank {self._rank}: {response['message']}")
+        return response["answer"]
 
     async def close(self) -> None:
         if self._streams is None:
@@ -123,7 +123,7 @@ class _Line:
 
 
 class Handed:
-    """Parts handed from the training thread to the publishing thread: the newest few, keyed by version number."""
+    """A queue from the training thread to the publishing thread: the newest parts, keyed by version number."""
 
     def __init__(self) -> None:
         self._parts: OrderedDict[int, WeightPart] = OrderedDict()
@@ -135,36 +135,36 @@ class Handed:
         with self._changed:
             self._parts[number] = part
             self._parts.move_to_end(number)
-            while len(self._parts) > _HANDED:
+            while len(self._parts) > _QUEUED_PARTS:
                 self._parts.popitem(last=False)
             self._changed.notify_all()
 
     def take(self, number: int) -> WeightPart:
         """Wait for the part of version `number`. It can be taken again until `published` is called. Raises Unavailable."""
         with self._changed:
-            if not self._changed.wait_for(lambda: number in self._parts, _WAIT_S):
-                raise Unavailable(f"version {number} was not handed over within {_WAIT_S:.0f} s")
+            if not self._changed.wait_for(lambda: number in self._parts, _HANDOVER_S):
+                raise Unavailable(f"version {number} was not handed over within {_HANDOVER_S:.0f} s")
             self._taken = number
             return self._parts[number]
 
     def published(self) -> None:
-        """Drop the part that was taken last and all older ones."""
+        """Drop the part that was last taken, and all older ones."""
         with self._changed:
             for number in [number for number in self._parts if number <= self._taken]:
                 del self._parts[number]
 
 
 async def publish_part(line: socket.socket, holder: PartHolder, handed: Handed) -> None:
-    """The side of the other ranks: answer requests until the first rank is gone."""
+    """Serve the first rank's requests on another rank, until the first rank is gone."""
     reader, writer = await asyncio.open_connection(sock=line)
     with contextlib.closing(writer), contextlib.suppress(OSError, EOFError):
         while True:
-            asked = await _receive(reader)
+            request = await _receive(reader)
             try:
-                said = {"answer": await _answer(asked["do"], asked["with"], holder, handed)}
+                response = {"answer": await _answer(request["do"], request["with"], holder, handed)}
             except OstinatoError as error:
-                said = {"error": type(error).__name__, "message": str(error)}
-            await _send(writer, said)
+                response = {"error": type(error).__name__, "message": str(error)}
+            await _send(writer, response)
 
 
 async def _answer(what: str, arguments: Mapping[str, Any], holder: PartHolder, handed: Handed) -> Any:
@@ -186,7 +186,7 @@ async def _answer(what: str, arguments: Mapping[str, Any], holder: PartHolder, h
             handed.published()
             return None
         case _:
-            raise Unavailable(f"{what!r} is nothing that a rank is asked")
+            raise Unavailable(f"there is no request {what!r} to a rank")
 
 
 def _chunk_name(at: Sequence[Any]) -> ChunkName:
@@ -202,6 +202,6 @@ async def _send(writer: asyncio.StreamWriter, value: Any) -> None:
 
 async def _receive(reader: asyncio.StreamReader) -> Any:
     size = int.from_bytes(await reader.readexactly(4), "big")
-    if size > _LONGEST:
+    if size > _MOST_FRAME_BYTES:
         raise EOFError(f"a frame of {size} bytes")
     return json.loads(await reader.readexactly(size))

@@ -1,4 +1,4 @@
-"""A namespace of refs in a shared weight store: what the run that trains a tenant's branch may read and move."""
+"""A namespace of refs in a shared weight store, for the run that trains a tenant's branch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 class BranchStore:
-    """A `KeptStore` whose objects, versions, pins and leases are the shared store's, and whose other refs are the branch's own.
+    """A `KeptStore` that shares its objects, versions, pins and leases with the shared store, and whose other refs are the branch's own.
 
-    `control` is the shared live version, which a branch reads and never moves. Nothing is deleted through it: what a branch no longer needs
-    is collected by the run that serves, which sees all refs.
+    `control` is the shared live version, which a branch may read but never move. Objects and versions cannot be deleted through it: the run
+    that serves, which sees all refs, collects what a branch no longer needs.
 
     Example: ``await BranchStore(store, "acme").read_ref("live")`` reads the shared store's ``branch/acme``.
     """
@@ -49,53 +49,55 @@ class BranchStore:
         return await self._shared.read_ref(self._named(ref))
 
     async def move_ref(self, ref: str, old: str | None, new: str) -> None:
-        """As a store's, and raises BadRequest for `control`."""
+        """Move a ref, as any store. Raises BadRequest for `control`."""
         await self._shared.move_ref(self._own(ref), old, new)
 
     async def delete_ref(self, ref: str, old: str, stamp: str | None = None) -> None:
-        """As a store's, and raises BadRequest for `control` and for versions."""
+        """Delete a ref, as any store. Raises BadRequest for `control` and for versions."""
         if ref.startswith(VERSIONS):
             self._refuse(f"version {ref}")
         await self._shared.delete_ref(self._own(ref), old, stamp)
 
     async def delete(self, hash: str, stamp: str | None = None) -> bool:
-        """Raises BadRequest."""
+        """Refused: raises BadRequest."""
         return self._refuse(f"object {hash}")
 
     async def refs(self) -> dict[str, str]:
-        """As a store's. A damaged ref that the branch does not see is passed over."""
+        """Return the branch's refs, as any store. Damaged refs that the branch does not see are ignored."""
         try:
-            return self._seen(await self._shared.refs())
+            return self._visible(await self._shared.refs())
         except DamagedRefs as error:
             return self._unless_damaged(error)
 
     async def list_refs(self) -> dict[str, ListedRef]:
-        """As a store's, and raises DamagedRefs for a damaged ref of others, too: sound ones have no ages then."""
+        """Return the branch's refs with ages, as any store. Raises DamagedRefs for any damaged ref of the shared store, also one that the
+        branch does not see, because the error carries the sound refs without ages.
+        """
         try:
-            return self._seen(await self._shared.list_refs())
+            return self._visible(await self._shared.list_refs())
         except DamagedRefs as error:
             self._unless_damaged(error)
-            raise DamagedRefs(error.errors, self._seen(error.sound)) from error
+            raise DamagedRefs(error.errors, self._visible(error.sound)) from error
 
     def _unless_damaged(self, error: DamagedRefs) -> dict[str, str]:
-        """The branch's sound refs. Raises DamagedRefs, under the branch's own names, if one that it sees is damaged."""
-        sound = self._seen(error.sound)
-        if damaged := self._seen(error.errors):
+        """Return the branch's sound refs. Raises DamagedRefs, with the branch's names, if a ref that it sees is damaged."""
+        sound = self._visible(error.sound)
+        if damaged := self._visible(error.errors):
             raise DamagedRefs(damaged, sound) from error
         return sound
 
-    def _seen(self, shared: Mapping[str, T]) -> dict[str, T]:
-        """What the branch sees of the shared store's refs, under its own names."""
+    def _visible(self, shared: Mapping[str, T]) -> dict[str, T]:
+        """Return the refs of the shared store that the branch sees, under the branch's names."""
         names = {branch_ref(self._tenant, ref): ref for ref in ("live", "control")}
-        before = branch_ref(self._tenant, "")
-        found: dict[str, T] = {}
+        prefix = branch_ref(self._tenant, "")
+        visible: dict[str, T] = {}
         for name, value in shared.items():
             own = name if name.startswith(_SHARED) else names.get(name)
-            if name.startswith(before):
-                own = name.removeprefix(before)
+            if name.startswith(prefix):
+                own = name.removeprefix(prefix)
             if own is not None:
-                found[own] = value
-        return dict(sorted(found.items()))
+                visible[own] = value
+        return dict(sorted(visible.items()))
 
     def _named(self, ref: str) -> str:
         return ref if ref.startswith(_SHARED) else branch_ref(self._tenant, ref)
@@ -107,5 +109,6 @@ class BranchStore:
 
     def _refuse(self, what: str) -> bool:
         raise BadRequest(
-            f"{what} is not the branch's of {self._tenant} to move or delete: do it in the run that serves", field="ref"
+            f"{what} may not be moved or deleted by the branch of {self._tenant}: do it in the run that serves",
+            field="ref",
         )

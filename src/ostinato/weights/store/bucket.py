@@ -1,8 +1,8 @@
 """The weight store in a bucket: S3, Google Cloud Storage or Azure Blob Storage by URL, through obstore.
 
 The layout is the directory store's: ``objects/ab/cdef...`` and ``refs/live``. Refs move by conditional writes (If-Match, If-None-Match),
-so publishers on different continents need no lock. A ref holds its hash and a random word, so that no two writes are alike. Objects are
-marked before they are deleted (`DeletionMarks`). Nothing here trusts the bucket: bytes are hashed after every read.
+so publishers on different continents need no lock. A ref holds its hash and a random nonce, so that no two writes are equal. Objects are
+marked before they are deleted (`DeletionMarks`). The bucket is not trusted: bytes are hashed after every read.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from ostinato.weights.version.content import MAX_OBJECT_BYTES, check_hash, check
 _REF_BYTES: Final = 200
 _DELETED: Final = "deleted"
 _REF: Final = re.compile(rf"([0-9a-f]{{64}}|{_DELETED})(?: [0-9a-f]{{32}})?")
-_LOST: Final = (errors.PreconditionError, errors.AlreadyExistsError, FileExistsError)
+_CONDITION_FAILED: Final = (errors.PreconditionError, errors.AlreadyExistsError, FileExistsError)
 
 
 class _Ref(NamedTuple):
-    """A ref as read: its hash (None if it is missing or being deleted), its text, and its entity tag for conditional writes."""
+    """A ref as it was read: its hash (None if it is missing or being deleted), its text, and its ETag for conditional writes."""
 
     value: str | None
     text: str
@@ -51,14 +51,14 @@ class BucketStore:
         name = await store.put(b"...")
         await store.move_ref("live", None, name)
 
-    Raises (all methods): Unavailable when the bucket cannot be reached, Unauthorized when it refuses us, BadRequest for a hash or
-    ref name of the wrong form.
+    Raises (all methods): Unavailable if the bucket cannot be reached, Unauthorized if it denies access, BadRequest for a hash or ref name
+    of the wrong form.
     """
 
     def __init__(self, config: BucketConfig, *, inside: Any = None, fence: Fence = unfenced) -> None:
         self.url, self._config, self._fence = config.url, config, fence
         self._store = inside if inside is not None else connect(config)
-        # shared by all objects: requests are served first come, first served
+        # limits the concurrent reads of parts of all objects together, first come, first served
         self._gate = asyncio.Semaphore(config.parallel)
         self._marks = DeletionMarks(self._store, config.retries)
 
@@ -67,7 +67,7 @@ class BucketStore:
         return self._config.renew_s
 
     async def put(self, data: bytes | memoryview) -> str:
-        """Store bytes under their hash and return it. An object that is there, whole and not old, is not sent again."""
+        """Store bytes under their hash, and return the hash. An existing object that is whole and not old is not uploaded again."""
         view = memoryview(data).cast("B")
         if view.nbytes > MAX_OBJECT_BYTES:
             raise TooLarge(f"an object of {view.nbytes} bytes; the limit is {MAX_OBJECT_BYTES}: split it", field="data")
@@ -81,12 +81,12 @@ class BucketStore:
                     return name
 
     async def get(self, hash: str) -> bytes:
-        """The bytes with this hash, verified; large ones are read in parts. Raises NotFound or Corrupt."""
+        """Return the bytes with this hash, verified. Large objects are read in parts. Raises NotFound or Corrupt."""
         path = _object(check_hash(hash))
         with self._refusals(f"reading object {hash}", missing=f"object {hash} is not in the weight store"):
             data = await self._read(path, hash)
         if await asyncio.to_thread(hash_of, data) != hash:
-            raise Corrupt(f"object {hash} does not have the bytes that its name promises. Restore it, or publish again")
+            raise Corrupt(f"object {hash} does not match its hash. Restore it, or publish again")
         return data
 
     async def get_range(self, hash: str, start: int, length: int) -> bytes:
@@ -114,14 +114,14 @@ class BucketStore:
         clock = asyncio.get_running_loop().time
         with self._refusals(f"deleting object {hash}"):
             started, mark = clock(), await self._marks.mark(hash)
-            # after the mark: a writer that puts the object from here on sees the mark and waits
+            # after marking, because a writer that puts the object from now on sees the mark and waits
             meta = await self._head(path)
             wanted = meta is not None and stamp in (None, _stamp(meta["last_modified"]))
             if wanted and clock() - started < OBEYED_S / 2:
                 await obstore.delete_async(self._store, path)
             else:
                 wanted = False
-            await self._marks.clear(mark)  # not after an error: the deletion may still be under way
+            await self._marks.clear(mark)  # not after an error, because the deletion may still be in flight
         return wanted
 
     async def list_objects(self) -> AsyncIterator[ListedObject]:
@@ -135,7 +135,9 @@ class BucketStore:
                         yield ListedObject(name, item["size"], _age(modified, now), _stamp(modified))
 
     async def move_ref(self, ref: str, old: str | None, new: str) -> None:
-        """Compare-and-swap by a conditional write; `old` None: the ref must not exist or must not hold a hash. Raises Conflict."""
+        """Move a ref by compare-and-swap (a conditional write). `old` None: the ref must not exist or must not hold a hash. Raises
+        Conflict.
+        """
         check_hash(new, "new")
         if old is not None:
             check_hash(old, "old")
@@ -152,11 +154,11 @@ class BucketStore:
         await self._exchange(ref, at, new)
 
     async def read_ref(self, ref: str) -> str | None:
-        """The hash that a ref points to, or None. Raises Corrupt if the ref does not hold a hash."""
+        """Return the hash that a ref points to, or None. Raises Corrupt if the ref does not hold a hash."""
         return (await self._at(check_ref(ref))).value
 
     async def refs(self) -> dict[str, str]:
-        """Every ref and the hash that it points to, sorted by name."""
+        """Return every ref and the hash that it points to, sorted by name."""
         return {ref: at.value for ref, at in (await self._all_refs()).items() if at.value is not None}
 
     async def list_refs(self) -> dict[str, ListedRef]:
@@ -176,19 +178,19 @@ class BucketStore:
                 f"ref {ref} is at {at.value or 'nothing'}, not at {old}, or was moved again since it was listed"
             )
         await self._exchange(ref, at, _DELETED)
-        with self._refusals(f"deleting ref {ref}"):  # writers wait for the ref to disappear and do not overwrite it
+        with self._refusals(f"deleting ref {ref}"):  # writers wait until the ref is gone and do not overwrite it
             await obstore.delete_async(self._store, f"refs/{ref}")
 
     # ------------------------------------------------------------ internals
 
     async def _at(self, ref: str, *, damaged_ok: bool = False) -> _Ref:
-        """Read the ref. With `damaged_ok` a damaged ref counts as holding no hash; otherwise it raises Corrupt."""
+        """Read a ref. With `damaged_ok` a damaged ref counts as holding no hash; otherwise Corrupt is raised."""
         with self._refusals(f"reading ref {ref}"):
             try:
-                found = await again(self._config.retries, lambda: self._small(f"refs/{ref}"))
+                response = await again(self._config.retries, lambda: self._small(f"refs/{ref}"))
             except FileNotFoundError:
                 return _Ref(None, "", None, None)
-        data, meta = found
+        data, meta = response
         text = data.decode("ascii", "replace").strip()
         match = _REF.fullmatch(text)
         if match is None and not damaged_ok:
@@ -197,10 +199,10 @@ class BucketStore:
         return _Ref(value, text, meta["e_tag"], meta["last_modified"])
 
     async def _exchange(self, ref: str, at: _Ref, word: str) -> None:
-        """Write `word` over the ref as it was read. Raises Conflict if the ref has changed since.
+        """Overwrite the ref with `word`. Raises Conflict if the ref has changed since it was read.
 
-        The fence is called after the ref was read. A process that takes over this role later writes each ref again before it does
-        anything else (`app.roles`), so this condition then fails.
+        The fence is called after the ref was read. A process that takes over this role later first writes each ref again (`app.roles`), so
+        that the condition of this write fails.
         """
         await asyncio.to_thread(self._fence)
         mode: Any = "create" if at.tag is None else {"e_tag": at.tag}
@@ -208,13 +210,13 @@ class BucketStore:
         with self._refusals(f"moving ref {ref}"):
             try:
                 await obstore.put_async(self._store, f"refs/{ref}", text.encode() + b"\n", mode=mode)
-            except _LOST as error:
-                # obstore repeats a write whose answer was lost, and the repetition is refused, though the write has happened
+            except _CONDITION_FAILED as error:
+                # obstore retries a write whose response was lost, and the retry fails although the write has happened
                 if (await self._at(ref)).text != text:
                     raise Conflict(f"ref {ref} moved meanwhile: another publisher was faster") from error
 
     async def _after_deletion(self, ref: str) -> _Ref:
-        """The ref once its deletion is complete. If the process that deletes it has died, the ref may be overwritten."""
+        """Wait until the ref's deletion is complete, or its process must have died, and return the ref, which may then be overwritten."""
         while True:
             at = await self._at(ref)
             if at.value is not None or at.modified is None:
@@ -225,22 +227,22 @@ class BucketStore:
             await asyncio.sleep(0.2)
 
     async def _all_refs(self) -> dict[str, _Ref]:
-        """Every ref, those that are being deleted included. Raises DamagedRefs."""
-        found: dict[str, _Ref] = {}
+        """Return every ref, including those that are being deleted. Raises DamagedRefs."""
+        refs: dict[str, _Ref] = {}
         damaged: dict[str, Corrupt] = {}
 
         async def read(name: str) -> None:
             try:
-                found[name] = await self._at(name)
+                refs[name] = await self._at(name)
             except Corrupt as error:
                 damaged[name] = error
 
         names = await self._list("refs/")
-        # a store may have thousands, and a process has about a thousand sockets
+        # bounded, since a store may have thousands of refs, and a process about a thousand sockets
         await for_each(names, self._config.parallel, read)
         if damaged:
-            raise DamagedRefs(damaged, {name: at.value for name, at in found.items() if at.value is not None})
-        return {name: found[name] for name in names}
+            raise DamagedRefs(damaged, {name: at.value for name, at in refs.items() if at.value is not None})
+        return {name: refs[name] for name in names}
 
     async def _small(self, path: str) -> tuple[bytes, Any]:
         found = await obstore.get_async(self._store, path)
@@ -262,13 +264,13 @@ class BucketStore:
         return f"{ref}/{below[0]}" if below else None
 
     async def _read(self, path: str, hash: str) -> bytes:
-        """The whole object. The first part's answer gives the object's length; the other parts are read in parallel."""
+        """Read a whole object. The response for the first part gives the object's length; the other parts are read in parallel."""
         part = self._config.part_bytes
         try:
             first = await again(
                 self._config.retries, lambda: obstore.get_async(self._store, path, options={"range": (0, part)})
             )
-        except errors.GenericError as error:  # an empty object has no first byte to ask for
+        except errors.GenericError as error:  # a range request for an empty object fails
             if "range" not in str(error).lower() or (await obstore.head_async(self._store, path))["size"]:
                 raise
             return b""
@@ -281,7 +283,7 @@ class BucketStore:
         return b"".join(done.result() for done in parts)
 
     async def _read_range(self, path: str, start: int, length: int) -> bytes:
-        """Bytes of an object, read in parallel parts; fewer than `length`, or an error, if the object is shorter."""
+        """Read bytes of an object in parallel parts. Returns fewer than `length`, or raises, if the object is shorter."""
         part = self._config.part_bytes
         async with asyncio.TaskGroup() as group:
             places = range(start, start + length, part)
@@ -303,7 +305,7 @@ class BucketStore:
                 chunk_size=part,
                 max_concurrency=self._config.parallel,
             )
-        # obstore repeated the end of an upload whose answer was lost, though the upload was complete
+        # obstore retried the completion of an upload whose response was lost, although the upload was complete
         except FileNotFoundError:
             if not await self._is_whole(await self._head(path), data):
                 raise
@@ -315,11 +317,11 @@ class BucketStore:
             return None
 
     async def _is_whole(self, meta: Any, data: memoryview) -> bool:
-        """True if the object's size and MD5 tag match `data`; always False where tags are not MD5."""
+        """Return True if the object's size and MD5 ETag match `data`. Always False where ETags are not MD5."""
         tag = (meta["e_tag"] or "").strip('"') if meta else ""
         if meta is None or meta["size"] != data.nbytes or len(tag) < 32:
             return False
-        return tag == await asyncio.to_thread(_tag, data, self._config.part_bytes)
+        return tag == await asyncio.to_thread(_s3_etag, data, self._config.part_bytes)
 
     async def _is_whole_and_young(self, path: str, data: memoryview) -> bool:
         meta = await self._head(path)
@@ -343,8 +345,8 @@ def _stamp(modified: Instant) -> str:
     return modified.isoformat()
 
 
-def _tag(data: memoryview, part: int) -> str:
-    """The entity tag that S3 gives: the MD5 of the bytes, or the MD5 of the parts' MD5s and the number of parts."""
+def _s3_etag(data: memoryview, part: int) -> str:
+    """Return the ETag that S3 gives: the MD5 of the bytes, or the MD5 of the parts' MD5s and the number of parts."""
     if data.nbytes <= part:
         return hashlib.md5(data, usedforsecurity=False).hexdigest()
     parts = [hashlib.md5(data[i : i + part], usedforsecurity=False).digest() for i in range(0, data.nbytes, part)]

@@ -1,7 +1,7 @@
-"""Copies of whole directories under the weight store's URL, for other hosts.
+"""Copies of whole directories, such as checkpoints, under the weight store's URL, for other hosts.
 
-The layout is ``<prefix>/<name>/<file>``. One of a directory's files, its seal, is sent last and deleted first: without it the copy is not
-there. Bytes are not verified here: whoever fetches a directory checks it.
+The layout is ``<prefix>/<name>/<file>``. One of a directory's files, its seal, is uploaded last and deleted first; a copy without it counts
+as incomplete. Bytes are not verified here: whoever fetches a directory must verify it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _MOST_PARTS: Final = 10_000  # of one upload to S3
 
 
 class Copies:
-    """Directories of plain files, each written once and then only read or deleted.
+    """Copies of directories of plain files, each written once and then only read or deleted.
 
     Args:
         config: a bucket or a directory.
-        prefix: the copies' place under it.
-        seal: the file that every complete directory has.
+        prefix: the path of the copies under it.
+        seal: the file that marks a copy as complete.
 
     Example::
 
@@ -43,7 +43,7 @@ class Copies:
         await copies.send(Path("checkpoints/00000005-0f3a"))
         await copies.fetch("00000005-0f3a", {"weights.safetensors": 4096}, Path("fetched"))
 
-    Raises (all methods): Unavailable when the bucket cannot be reached, Unauthorized when it refuses us.
+    Raises (all methods): Unavailable if the bucket cannot be reached, Unauthorized if it denies access.
     """
 
     def __init__(self, config: BucketConfig, prefix: str, seal: str, *, inside: Any = None) -> None:
@@ -52,19 +52,19 @@ class Copies:
         self._directory = directory_of(config.url) / prefix if in_directory(config.url) else None
 
     async def names(self) -> list[str]:
-        """The complete copies, sorted."""
+        """Return the names of the complete copies, sorted."""
         return sorted(name for name, files in (await self._list(f"{self._prefix}/")).items() if self._seal in files)
 
     async def torn(self) -> list[str]:
-        """The incomplete copies, sorted: what was sent or deleted in part, or is being sent now."""
+        """Return the names of the incomplete copies, sorted: those that were partly sent or deleted, or are being sent now."""
         copies = await self._list(f"{self._prefix}/")
         if self._directory is not None and self._directory.is_dir():
             # the listing hides the half-written file of a killed sender
-            copies |= {found.name: {} for found in self._directory.iterdir() if found.name not in copies}
+            copies |= {path.name: {} for path in self._directory.iterdir() if path.name not in copies}
         return sorted(name for name, files in copies.items() if self._seal not in files and _NAME.fullmatch(name))
 
     async def send(self, directory: Path) -> None:
-        """Copy a directory under its own name. An interrupted copy is not there, and can be sent again."""
+        """Upload a directory under its own name. An interrupted copy counts as incomplete and can be sent again."""
         if directory.name in await self.names():
             return
         for file in sorted(directory.iterdir(), key=lambda file: file.name == self._seal):
@@ -75,41 +75,41 @@ class Copies:
                 )
 
     async def read(self, name: str, file: str, most: int) -> bytes:
-        """A small file of a copy. Raises NotFound; TooLarge for one of more than `most` bytes."""
-        found = await self._files(name)
-        if file not in found:
+        """Return a small file of a copy. Raises NotFound; TooLarge for a file of more than `most` bytes."""
+        sizes = await self._files(name)
+        if file not in sizes:
             raise NotFound(f"the copy {self._prefix}/{name} at {self.url} has no {file}", field="file")
-        if found[file] > most:
-            raise TooLarge(f"{self._path(name, file)} has {found[file]} bytes; the limit is {most}", field="file")
-        return bytes(await self._part(self._path(name, file), 0, found[file])) if found[file] else b""
+        if sizes[file] > most:
+            raise TooLarge(f"{self._path(name, file)} has {sizes[file]} bytes; the limit is {most}", field="file")
+        return bytes(await self._part(self._path(name, file), 0, sizes[file])) if sizes[file] else b""
 
     async def fetch(self, name: str, files: Mapping[str, int], into: Path) -> None:
-        """Copy files of these sizes to the directory `into`, which must not exist; they are on the disk when this returns.
+        """Download files of these sizes to the directory `into`, which must not exist. They are durable on return.
 
         Raises NotFound, Corrupt for a file of another size, StorageFull.
         """
-        found = await self._files(name)
-        if odd := [file for file, size in files.items() if found.get(file) != size]:
-            raise Corrupt(f"{self._path(name, odd[0])} has {found.get(odd[0], 0)} bytes, not {files[odd[0]]}")
+        sizes = await self._files(name)
+        if odd := [file for file, size in files.items() if sizes.get(file) != size]:
+            raise Corrupt(f"{self._path(name, odd[0])} has {sizes.get(odd[0], 0)} bytes, not {files[odd[0]]}")
         with storage_refusals(f"making {into}"):
             into.mkdir(mode=0o700, parents=True)
         for file, size in files.items():
             await self._fetch_file(self._path(name, file), size, into / file)
 
     async def delete(self, name: str) -> None:
-        """Remove a copy. One that does not exist is not an error."""
+        """Delete a copy. A copy that does not exist is not an error."""
         files = (await self._list(f"{self._prefix}/{name}/")).get(name, {})
         for file in sorted(files, key=lambda file: file != self._seal):
             with refusals(self.url, f"deleting {self._prefix}/{name}"), contextlib.suppress(FileNotFoundError):
                 await obstore.delete_async(self._store, self._path(name, file))
         if self._directory is not None and _NAME.fullmatch(name):
-            # the listing hides what a killed sender left
+            # the listing hides half-written files that a killed sender left
             await asyncio.to_thread(shutil.rmtree, self._directory / name, ignore_errors=True)
 
     # ------------------------------------------------------------ internals
 
     async def _files(self, name: str) -> dict[str, int]:
-        """The files of a complete copy and their sizes. Raises NotFound."""
+        """Return the files of a complete copy with their sizes. Raises NotFound."""
         files = (await self._list(f"{self._prefix}/{name}/")).get(name, {})
         if self._seal not in files:
             raise NotFound(
@@ -122,15 +122,15 @@ class Copies:
         return f"{self._prefix}/{name}/{file}"
 
     async def _list(self, under: str) -> dict[str, dict[str, int]]:
-        """Name of a directory -> its files and their sizes. What has another form is passed over."""
+        """Return {directory name: {file: size}}. Paths of another form are skipped."""
         with refusals(self.url, f"listing {under}"):
             items = await listed(self._store, under, self._config.retries)
-        found: dict[str, dict[str, int]] = {}
+        copies: dict[str, dict[str, int]] = {}
         for item in items:
             name, *rest = str(item["path"]).removeprefix(f"{self._prefix}/").split("/")
             if len(rest) == 1 and _NAME.fullmatch(name) and _NAME.fullmatch(rest[0]):
-                found.setdefault(name, {})[rest[0]] = item["size"]
-        return found
+                copies.setdefault(name, {})[rest[0]] = item["size"]
+        return copies
 
     async def _fetch_file(self, path: str, size: int, target: Path) -> None:
         part = self._config.part_bytes
@@ -149,6 +149,6 @@ class Copies:
 
 
 def _write(descriptor: int, data: memoryview, start: int) -> None:
-    while data:  # a disk that fills up takes a part, and refuses only the next write
+    while data:  # a disk that fills up writes a part, and only the next write fails
         written = os.pwrite(descriptor, data, start)
         data, start = data[written:], start + written

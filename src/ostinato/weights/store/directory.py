@@ -8,7 +8,7 @@ Layout::
     *.lock               locks between processes; a killed process releases them
 
 Every write is: temporary file in the same file system, fsync, rename, fsync of the directory. A process killed at any instant leaves
-whole objects and whole refs. An object store behind the same seam replaces this file at scale.
+whole objects and whole refs. At scale, `BucketStore` replaces this store behind the same protocol.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class DirectoryStore:
         name = await store.put(b"...")
         await store.move_ref("live", None, name)
 
-    `fence` is called under the lock on the refs: a fence that waits delays every other mover, and no ref moves in between.
+    `fence` is called while the refs are locked: no ref moves meanwhile, and a fence that blocks delays every other process that moves refs.
 
-    A store is made for its owner alone (0700). In a directory that exists, new files give other users what the directory gives them.
+    A new store is created for its owner alone (0700). In an existing directory, new files grant other users what the directory grants them.
 
-    Raises (all methods): StorageFull when the disk refuses a write (nothing of the call is kept); Unavailable when another process
-    holds a lock for `lock_wait_s` seconds; BadRequest for a hash or ref name of the wrong form.
+    Raises (all methods): StorageFull if the disk refuses a write (the call then has no effect); Unavailable if another process holds a lock
+    for `lock_wait_s` seconds; BadRequest for a hash or ref name of the wrong form.
     """
 
     def __init__(
@@ -60,15 +60,15 @@ class DirectoryStore:
 
     @property
     def root(self) -> Path:
-        """The directory that holds everything."""
+        """The store's directory."""
         return self._root
 
     async def put(self, data: bytes | memoryview) -> str:
-        """Store bytes durably under their hash and return it. An object that was damaged on disk is written again."""
+        """Store bytes durably under their hash, and return the hash. An object that was damaged on disk is written again."""
         return await asyncio.to_thread(self._put, data)
 
     async def get(self, hash: str) -> bytes:
-        """The bytes with this hash, verified. Raises NotFound, Corrupt, or Unavailable with too many files open."""
+        """Return the bytes with this hash, verified. Raises NotFound, Corrupt, or Unavailable if too many files are open."""
         return await asyncio.to_thread(self._get, check_hash(hash))
 
     async def has(self, hash: str) -> bool:
@@ -91,9 +91,9 @@ class DirectoryStore:
                 yield listed
 
     async def move_ref(self, ref: str, old: str | None, new: str) -> None:
-        """Compare-and-swap across processes; `old` None: the ref must not exist or must not hold a hash. Raises Conflict.
+        """Move a ref by compare-and-swap across processes. `old` None: the ref must not exist or must not hold a hash. Raises Conflict.
 
-        After StorageFull the ref is where it was, unless the disk also refused to put it back; it always holds a whole hash.
+        After StorageFull the ref is where it was, unless the disk also refused to restore it. It always holds a whole hash.
         """
         check_hash(new, "new")
         if old is not None:
@@ -101,13 +101,15 @@ class DirectoryStore:
         await asyncio.to_thread(self._move_ref, check_ref(ref), old, new)
 
     async def read_ref(self, ref: str) -> str | None:
-        """The hash that a ref points to, or None. Raises Corrupt if its file does not hold a hash, Unavailable if it cannot be read."""
+        """Return the hash that a ref points to, or None. Raises Corrupt if its file does not hold a hash, Unavailable if it cannot be
+        read.
+        """
         return await asyncio.to_thread(self._read_ref, check_ref(ref))
 
     async def refs(self) -> dict[str, str]:
-        # needs no clock, so a read-only store can be listed too
+        # needs no clock, so a read-only directory can be listed, too
         listed = await asyncio.to_thread(self._list_refs, 0)
-        return {ref: found.value for ref, found in listed.items()}
+        return {ref: at.value for ref, at in listed.items()}
 
     async def list_refs(self) -> dict[str, ListedRef]:
         with storage_refusals(f"reading the clock of {self._root}"):
@@ -131,14 +133,14 @@ class DirectoryStore:
             self._files.directory(path.parent)
             if not self._files.renew(path) or not self._is_whole(path, name, size):
                 self._files.write(path, data)
-            # also if the object existed: the process that renamed it may have died before its own sync
+            # even if the object existed: the process that renamed it may have died before its own fsync
             self._files.sync_directory(path.parent)
         return name
 
     def _is_whole(self, path: Path, name: str, size: int) -> bool:
         try:
             return path.stat().st_size == size and hash_of(path.read_bytes()) == name
-        except OSError:  # missing or unreadable: it has to be written in either case
+        except OSError:  # missing or unreadable: it must be written in either case
             return False
 
     def _get(self, name: str) -> bytes:
@@ -154,7 +156,7 @@ class DirectoryStore:
         except OSError as error:
             raise unread(name, error) from error
         if hash_of(data) != name:
-            raise Corrupt(f"object {name} does not have the bytes that its name promises. {remedy}")
+            raise Corrupt(f"object {name} does not match its hash. {remedy}")
         return data
 
     def _get_range(self, name: str, start: int, length: int) -> bytes:
@@ -172,15 +174,15 @@ class DirectoryStore:
         return data
 
     def _list_directory(self, directory: Path, now: int) -> list[ListedObject]:
-        found: list[ListedObject] = []
+        objects: list[ListedObject] = []
         with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(directory) as entries:
             for entry in entries:
                 name = directory.name + entry.name
-                with contextlib.suppress(FileNotFoundError):  # another collector was faster
+                with contextlib.suppress(FileNotFoundError):  # another collector deleted it meanwhile
                     if is_hash(name) and entry.is_file(follow_symlinks=False):
                         stat = entry.stat(follow_symlinks=False)
-                        found.append(ListedObject(name, stat.st_size, _age(stat, now), stamp_of(stat)))
-        return found
+                        objects.append(ListedObject(name, stat.st_size, _age(stat, now), stamp_of(stat)))
+        return objects
 
     # ------------------------------------------------------------ refs
 
@@ -200,7 +202,7 @@ class DirectoryStore:
     def _move_ref(self, ref: str, old: str | None, new: str) -> None:
         path = self._root / "refs" / ref
         with storage_refusals(f"moving ref {ref}"), self._files.locked("refs.lock", fcntl.LOCK_EX):
-            now = self._held(ref, old)
+            now = self._current(ref, old)
             if now != old:
                 raise Conflict(
                     f"ref {ref} is at {now or 'nothing'}, not at {old or 'nothing'}; read it again and decide again"
@@ -239,8 +241,8 @@ class DirectoryStore:
                 with contextlib.suppress(OSError):
                     parent.rmdir()
 
-    def _held(self, ref: str, old: str | None) -> str | None:
-        """The hash that the ref holds. A damaged ref counts as holding none if `old` is None; otherwise it raises Corrupt."""
+    def _current(self, ref: str, old: str | None) -> str | None:
+        """Return the hash that the ref holds. For a damaged ref, returns None if `old` is None, and raises Corrupt otherwise."""
         try:
             return self._read_ref(ref)
         except Corrupt:
@@ -249,7 +251,7 @@ class DirectoryStore:
             raise
 
     def _undo(self, path: Path, old: str | None) -> None:
-        """Put the ref back, as far as a failing disk allows: the caller is told that the ref did not move."""
+        """Restore the ref as far as a failing disk allows, because the caller gets an error that says that it did not move."""
         with contextlib.suppress(OSError):
             if old is None:
                 path.unlink()
@@ -260,27 +262,27 @@ class DirectoryStore:
         base = self._root / "refs"
         walk = os.walk(base, onerror=_unless_gone)
         paths = sorted(Path(directory) / name for directory, _, names in walk for name in names)
-        found: dict[str, ListedRef] = {}
+        refs: dict[str, ListedRef] = {}
         damaged: dict[str, Corrupt] = {}
         for path in paths:
             ref = path.relative_to(base).as_posix()
             with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-                stat = path.stat()  # before the value is read: a stamp that is too old deletes nothing
+                stat = path.stat()  # before the value is read, since an outdated stamp is safe: it deletes nothing
                 try:
                     value = self._read_ref(ref)
                 except Corrupt as error:
                     damaged[ref] = error
                     continue
                 if value is not None:
-                    found[ref] = ListedRef(value, _age(stat, now), stamp_of(stat))
+                    refs[ref] = ListedRef(value, _age(stat, now), stamp_of(stat))
         if damaged:
-            raise DamagedRefs(damaged, {ref: at.value for ref, at in found.items()})
-        return found
+            raise DamagedRefs(damaged, {ref: at.value for ref, at in refs.items()})
+        return refs
 
 
 def _unless_gone(error: OSError) -> None:
-    """Raise Unavailable for a directory that cannot be listed: what its refs need would be collected. One that went with its last ref
-    has none.
+    """Raise Unavailable for a directory that cannot be listed, because a collector would delete what its refs need. A directory that was
+    removed with its last ref is ignored.
     """
     if not isinstance(error, FileNotFoundError):
         raise Unavailable(
@@ -289,5 +291,5 @@ def _unless_gone(error: OSError) -> None:
 
 
 def _age(stat: os.stat_result, now: int) -> float:
-    """Age in seconds; a file from the future has age 0."""
+    """Return the age in seconds, 0 for a file with a time in the future."""
     return max(0.0, (now - stat.st_mtime_ns) / 1e9)

@@ -1,8 +1,8 @@
-"""Durable files in a directory that many processes share: temporary file, fsync, rename, fsync of the directory.
+"""Durable, atomic file writes in a directory that many processes share: temporary file, fsync, rename, fsync of the directory.
 
-A process killed at any instant leaves whole files. Locks are held by open files, so a killed process releases them.
+A process killed at any instant leaves whole files. Locks (flock) are held by open files, so a killed process releases them.
 
-A new file or directory gives nobody more than the directory that it is made in. Lock files are their owner's alone, because whoever can
+New files and directories grant no more permissions than their parent directory. Only their owner may open lock files, because whoever can
 open one can hold it.
 """
 
@@ -28,14 +28,14 @@ _RETRY_S: Final = 0.01
 
 
 class Disk:
-    """The system calls of a durable change, one method each, so that a test can make any of them fail."""
+    """The system calls of a durable write, one method each, so that a test can make any of them fail."""
 
     def create(self, path: Path) -> int:
-        """A new file, open for writing; it must not exist."""
+        """Create a file, which must not exist. Returns a descriptor open for writing."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _mode(path.parent) & 0o666)
 
     def write(self, fd: int, data: memoryview) -> int:
-        """Write some of `data`; returns how much."""
+        """Write some of `data`. Returns the number of bytes written."""
         return os.write(fd, data)
 
     def fsync(self, fd: int) -> None:
@@ -43,24 +43,24 @@ class Disk:
         os.fsync(fd)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Put `source` in the place of `target`, atomically."""
+        """Replace `target` by `source`, atomically."""
         os.replace(source, target)
 
     def mkdir(self, path: Path) -> None:
-        """Make one directory; it may exist."""
+        """Create a directory, which may exist already."""
         path.mkdir(mode=_mode(path.parent), exist_ok=True)
 
     def touch(self, path: Path) -> None:
-        """Set the file's time to now, on the clock of its file system."""
+        """Set the file's mtime to now, on the clock of its file system."""
         os.utime(path)
 
     def unlink(self, path: Path) -> None:
-        """Remove a file; it must exist."""
+        """Remove a file, which must exist."""
         path.unlink()
 
 
 def write_new(disk: Disk, path: Path, data: bytes | memoryview) -> None:
-    """Write a file that does not exist, and force it to the device."""
+    """Write a file, which must not exist, and fsync it."""
     fd = disk.create(path)
     try:
         rest = memoryview(data).cast("B")
@@ -81,7 +81,7 @@ def sync_directory(disk: Disk, path: Path) -> None:
 
 
 class AtomicFiles:
-    """Files under `root` that are written whole or not at all. `root` must hold `tmp/`.
+    """Atomic writes of files under `root`, which must hold the directory `tmp/`.
 
     Raises (all methods that write): Unavailable if another process holds a lock for longer than `lock_wait_s` seconds.
     """
@@ -93,7 +93,7 @@ class AtomicFiles:
         self._serial = itertools.count()
 
     def write(self, path: Path, data: bytes | memoryview) -> None:
-        """Temporary file, fsync, rename. The caller syncs the directory."""
+        """Write a file atomically: temporary file, fsync, rename. The caller must sync the directory."""
         with self.locked("tmp.lock", fcntl.LOCK_SH):
             temporary = self._temporary()
             try:
@@ -106,7 +106,9 @@ class AtomicFiles:
                 raise
 
     def renew(self, path: Path) -> bool:
-        """Reset a file's age, so that a collector that saw its old age does not remove it. False if it is missing or not writable."""
+        """Reset a file's age, so that a collector that saw its old age does not remove it. Returns False if it is missing or not
+        writable.
+        """
         try:
             with self.locked("ages.lock", fcntl.LOCK_SH):
                 self.disk.touch(path)
@@ -115,7 +117,9 @@ class AtomicFiles:
         return True
 
     def remove(self, path: Path, stamp: str | None) -> bool:
-        """Remove a file durably; with `stamp`, only if it was neither written nor renewed since. False if it stays or is missing."""
+        """Remove a file durably; with `stamp`, only if it was neither written nor renewed since. Returns False if it stays or is
+        missing.
+        """
         try:
             with self.locked("ages.lock", fcntl.LOCK_EX):
                 if stamp is not None and stamp_of(path.stat()) != stamp:
@@ -127,8 +131,8 @@ class AtomicFiles:
         return True
 
     def now(self) -> int:
-        """The time in nanoseconds on the file system's clock, read from a file made for this purpose, or from the lock's if the disk takes
-        none.
+        """Return the time in nanoseconds on the file system's clock, read from a file created for this purpose, or from the lock file if
+        the disk takes no new file.
         """
         lock = self._root / "tmp.lock"
         with self.locked(lock.name, fcntl.LOCK_SH):
@@ -146,7 +150,7 @@ class AtomicFiles:
                 probe.unlink()
 
     def directory(self, path: Path) -> None:
-        """Make `path` and the parents that are missing; each is durable in its parent."""
+        """Create `path` and its missing parents, each durable in its parent."""
         if path.is_dir():
             return
         if not path.parent.exists():
@@ -160,9 +164,9 @@ class AtomicFiles:
 
     @contextlib.contextmanager
     def locked(self, name: str, how: int) -> Generator[None]:
-        """Hold a lock between processes: `how` is LOCK_SH or LOCK_EX, with LOCK_NB to not wait.
+        """Hold a lock between processes. `how` is LOCK_SH or LOCK_EX, combined with LOCK_NB to not wait.
 
-        Raises Unavailable, naming the holder, if the lock stays taken; BlockingIOError at once with LOCK_NB.
+        Raises Unavailable, naming the holder, if the lock stays taken; with LOCK_NB, BlockingIOError at once.
         """
         path = self._root / name
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -204,35 +208,35 @@ def _mode(directory: Path) -> int:
 
 
 def _make_private(fd: int) -> None:
-    """Take a lock file of an earlier version from other users."""
-    seen = os.fstat(fd)
-    if seen.st_mode & 0o077 and seen.st_uid == os.getuid():
+    """Remove other users' access to a lock file that an earlier version created."""
+    status = os.fstat(fd)
+    if status.st_mode & 0o077 and status.st_uid == os.getuid():
         os.fchmod(fd, 0o600)
 
 
 def _holder(fd: int) -> str:
-    """Who holds a lock on this open file, for people."""
-    seen = os.fstat(fd)
-    name = f"{os.major(seen.st_dev):02x}:{os.minor(seen.st_dev):02x}:{seen.st_ino}"
+    """Return who holds a lock on this open file, for people."""
+    status = os.fstat(fd)
+    name = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     try:
         lines = Path("/proc/locks").read_text().splitlines()
     except OSError:  # not Linux, or a system that hides it
         lines = []
-    # "1: FLOCK  ADVISORY  WRITE 4711 fe:00:5694139 0 EOF"; one that waits has "->" as its second word
-    held = (line.split() for line in lines)
-    pids = sorted({int(words[4]) for words in held if len(words) > 5 and words[1] == "FLOCK" and words[5] == name})
-    known = [str(pid) for pid in pids if pid > 0]  # others are outside this container
+    # "1: FLOCK  ADVISORY  WRITE 4711 fe:00:5694139 0 EOF"; a waiting process has "->" as its second word
+    locks = (line.split() for line in lines)
+    pids = sorted({int(words[4]) for words in locks if len(words) > 5 and words[1] == "FLOCK" and words[5] == name})
+    known = [str(pid) for pid in pids if pid > 0]  # processes outside this container have no pid here
     return f"process {' and '.join(known)}" if known else "another process"
 
 
 def stamp_of(stat: os.stat_result) -> str:
-    """A stamp that changes whenever the file is written or renewed."""
+    """Return a stamp that changes whenever the file is written or renewed."""
     return f"{stat.st_mtime_ns}.{stat.st_ino}"
 
 
 @contextlib.contextmanager
 def storage_refusals(doing: str) -> Generator[None]:
-    """Turn a disk's `REFUSALS` into StorageFull; other OS errors are not changed."""
+    """Map a disk's `REFUSALS` to StorageFull. Other OS errors pass unchanged."""
     try:
         yield
     except OSError as error:
@@ -244,7 +248,7 @@ def storage_refusals(doing: str) -> Generator[None]:
 
 
 def unread(name: str, error: OSError) -> Corrupt | Unavailable:
-    """The error for an object that cannot be read: Unavailable if that says nothing about what is stored."""
+    """Return the error for an object that cannot be read: Unavailable if this process's resources are exhausted, else Corrupt."""
     if error.errno in EXHAUSTED:
         return Unavailable(f"object {name} cannot be read now: {error}. Raise the limit (ulimit -n), or free memory")
     return Corrupt(f"object {name} cannot be read: {error}. Restore it from a copy, or publish the version again")

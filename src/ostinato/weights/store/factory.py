@@ -11,7 +11,7 @@ from ostinato.weights.store.readonly import HttpStore
 
 
 def open_url(config: BucketConfig, fence: Fence = unfenced) -> KeptStore:
-    """The store that `config.url` names: a directory, a bucket, or a relay (http, https), which can only be read. Raises BadConfig.
+    """Return the store at `config.url`: a directory, a bucket, or a relay (http, https), which is read-only. Raises BadConfig.
 
     `fence` is called before each move of a ref.
     """

@@ -20,14 +20,14 @@ _MAX_LISTING: Final = 1 << 26
 
 
 def read_only(what: str) -> BadConfig:
-    """The error for an attempted write."""
+    """Return the error for an attempted write."""
     return BadConfig(
         f"{what} can only be read; set weights.url to the bucket or directory behind it to publish or release"
     )
 
 
 class HttpStore(BucketStore):
-    """The layout of a bucket at an http(s) URL. Its answers are not trusted: bytes are hashed after every read.
+    """A read-only store with the layout of a bucket at an http(s) URL. Responses are not trusted: bytes are hashed after every read.
 
     `weights.options` are sent as headers of every request.
 
@@ -76,7 +76,7 @@ class HttpStore(BucketStore):
             return (await self._read(path, path))[start : start + length]
 
     async def refs(self) -> dict[str, str]:
-        """Every ref, sorted by name, from the relay's own listing. Raises Corrupt if the answer is not a listing of refs."""
+        """Return every ref, sorted by name, from the relay's own listing. Raises Corrupt if the response is no listing of refs."""
         with self._refusals("listing refs", missing=f"{self.url} does not list its refs; a relay does"):
             found = await obstore.get_async(self._store, "refs")
             size = int(found.meta["size"])

@@ -1,1 +1,1 @@
-"""A version: tensors hashed by chunks, manifests, the chain of deltas, signatures."""
+"""The format of a version: tensors hashed by chunk, manifests, the chain of deltas, signatures."""

@@ -1,8 +1,10 @@
-"""Certificate of an erasure (machine unlearning by exact replay): what was trained again without some turns, from where, and what came out.
+"""Certificates of erasures (machine unlearning by exact replay): which steps were trained again without some turns, from which checkpoint,
+and which weights resulted.
 
-It names no person. The batches behind the weights, from the first step on, stand beside it, a line of JSON each, [step, [turn ids]]: the
-certificate has their Merkle root, so that somebody who knows the ids of a person's turns can check that none of them is among what the
-weights learned from. A second machine of the same type with the log and the checkpoint can check the root of the weights by a replay.
+A certificate names no person. A file beside it lists all batches behind the weights, from the first step on, one JSON line
+[step, [turn ids]] each. The certificate holds their Merkle root, so that anyone who knows the ids of a person's turns can check that the
+weights were not trained on any of them. With the log and the checkpoint, a second machine of the same type can verify the root of the
+weights by a replay.
 """
 
 from __future__ import annotations
@@ -35,19 +37,20 @@ BRANCH_DEFINITION: Final = (
     "that knew the erased people."
 )
 SHARED: Final = "shared version "
-"""What `ErasureCertificate.checkpoint` begins with for a branch that began anew, followed by the version."""
+"""Prefix of `ErasureCertificate.checkpoint` for a branch that began anew, followed by the version."""
 
 ReplayedRow = tuple[int, tuple[str, ...]]
 """A step, and the ids of its turns."""
 
 
 class ErasureCertificate(BaseModel):
-    """What a replay did. `checkpoint`: the name, with its hash, of the state it began from; ``base``: the model as it came;
-    a branch begins at a version (`SHARED`).
+    """The record of a replay.
 
-    `rows`: the Merkle root of the batches behind the weights. `weights`: number and root of the version that came out. `refused`: steps
-    that taught nothing, or from whose turns the policy had gone too far. `ess_turns`: the smallest effective share of a step's turns,
-    None if no step was taken. `verdict`: what the gate and people said of the version; "" until they have.
+    `checkpoint`: the name and hash of the state that the replay began from; ``base``: the base model; for a branch that began anew, a
+    version (`SHARED`). `rows`: the Merkle root of the batches behind the weights. `weights`: number and root of the resulting version.
+    `refused`: the number of steps that were skipped because they had nothing to train on, or because the policy had drifted too far from
+    their turns. `ess_turns`: the smallest effective sample size of a step as a share of its turns, None if no step was taken. `verdict`:
+    the decision of the release gate and of people on the version, "" until there is one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -71,11 +74,11 @@ class ErasureCertificate(BaseModel):
     signature: Signature | None = None
 
     def body(self) -> bytes:
-        """The canonical form that is signed."""
+        """Return the canonical form, which is signed."""
         return json.dumps(self.model_dump(exclude={"signature"}), sort_keys=True, separators=(",", ":")).encode()
 
     def signed(self, signer: Signer | None) -> ErasureCertificate:
-        """The same with a signature; without a signer as it is."""
+        """Return the certificate with a signature, or unchanged without a signer."""
         if signer is None:
             return self
         return self.model_copy(update={"signature": signer.sign_certificate(self.body())})
@@ -92,7 +95,7 @@ def read_certificate(data: bytes) -> ErasureCertificate:
 
 
 def rows_root(rows: Iterable[ReplayedRow]) -> str:
-    """The Merkle root of replayed batches: each row's JSON -> leaf; leaves in order -> root."""
+    """Return the Merkle root of replayed batches: each row's JSON -> leaf; leaves in order -> root."""
     total = blake3(b"ostinato replayed batches 1\n")
     for step, turns in rows:
         total.update(blake3(json.dumps([step, list(turns)], separators=(",", ":")).encode()).digest())
@@ -100,10 +103,10 @@ def rows_root(rows: Iterable[ReplayedRow]) -> str:
 
 
 def read_rows(lines: Iterable[str]) -> list[ReplayedRow]:
-    """Parse replayed batches, a line each. Raises Corrupt."""
+    """Parse replayed batches, one per line. Raises Corrupt."""
     try:
-        found = [json.loads(line) for line in lines if line.strip()]
-        return [(int(step), tuple(str(turn) for turn in turns)) for step, turns in found]
+        rows = [json.loads(line) for line in lines if line.strip()]
+        return [(int(step), tuple(str(turn) for turn in turns)) for step, turns in rows]
     except (ValueError, TypeError) as error:
         raise Corrupt(f"these are no replayed batches, lines of [step, [turn ids]]: {error}") from error
 
@@ -114,14 +117,14 @@ def check_erasure(
     turns: Collection[str],
     trusted: Sequence[str],
 ) -> None:
-    """Check that a certificate is signed by one of the `trusted` keys (none: by anybody), is about these rows, and that none of the `turns`
-    is in them; the id of a call stands for all of its turns. Raises Corrupt.
+    """Raise Corrupt unless a certificate is signed by one of the `trusted` keys (none: by anybody), is about these rows, and none of the
+    `turns` is in them. The id of a call stands for all its turns.
     """
     signature = certificate.signature
     keys = trusted or ([signature.key] if signature is not None else [])
     check_certificate(certificate.body(), signature, keys)
     if rows_root(rows) != certificate.rows:
-        raise Corrupt("the batches beside the certificate are not those that it is about: their Merkle root is another")
+        raise Corrupt("the batches beside the certificate are not the certified ones: their Merkle root differs")
     known = set(turns)
     for step, ids in rows:
         if found := known.intersection([*ids, *(id.rpartition(":")[0] for id in ids)]):

@@ -1,7 +1,7 @@
 """Reads manifests from the store, and finds the cheapest route to a version from weights in memory or from nothing.
 
-Readers trust nothing: a manifest is parsed at the boundary, its root is recomputed by the parser, and every decoded chunk must have
-the hash that the manifest gives. If one route is damaged another is taken.
+Readers trust nothing: a manifest is validated when it is parsed, the parser recomputes its root, and every decoded chunk must have the hash
+in the manifest. If one route is damaged, another is taken.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ostinato.weights.version.manifest import Manifest, parse, plain
 logger = logging.getLogger(__name__)
 
 _KEPT_MANIFESTS = 64
-_ATTEMPTS = 2  # to read a manifest that arrives damaged
+_ATTEMPTS = 2  # at reading a manifest that arrives damaged
 _HOP_BYTES = 1 << 20  # cost of the round trips of one more delta, in bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loaded:
-    """A version in memory, verified: every chunk has the hash that the manifest names."""
+    """A verified version in memory: every chunk has the hash in the manifest."""
 
     hash: str
     manifest: Manifest
@@ -37,7 +37,7 @@ class Loaded:
 
 
 Known = Callable[[str], Loaded | None]
-"""A root or a manifest's hash -> weights that were verified before and are still in memory."""
+"""Maps a root or a manifest's hash to weights that were verified before and are still in memory."""
 
 
 class Manifests:
@@ -48,7 +48,7 @@ class Manifests:
         self._kept: OrderedDict[str, Manifest] = OrderedDict()
 
     async def read(self, hash: str) -> Manifest:
-        """The manifest of this name. Raises NotFound or Corrupt, which name the object."""
+        """Return the manifest with this hash. Raises NotFound or Corrupt, naming the object."""
         if hash in self._kept:
             self._kept.move_to_end(hash)
             return self._kept[hash]
@@ -69,13 +69,13 @@ class Manifests:
                 continue
             if hash_of(data) == hash:
                 return data
-        raise Corrupt(f"manifest {hash} does not have the bytes that its name promises. Restore it, or publish again")
+        raise Corrupt(f"manifest {hash} does not match its hash. Restore it, or publish again")
 
     async def at(self, value: str) -> tuple[str, Manifest]:
-        """The manifest that `value`, a root or a manifest hash, stands for. Raises NotFound or Corrupt."""
+        """Return the manifest, with its hash, that `value` (a root or a manifest's hash) stands for. Raises NotFound or Corrupt."""
         hash = await self._store.read_ref(version_ref(value))
         if hash is not None:
-            return await self._behind(value, hash)
+            return await self._of_version_ref(value, hash)
         try:
             return value, await self.read(value)
         except NotFound as error:
@@ -86,29 +86,29 @@ class Manifests:
             ) from error
 
     async def of_root(self, root: str) -> tuple[str, Manifest]:
-        """The manifest of a version. Raises NotFound for a root that was never published."""
+        """Return the manifest of a version, with its hash. Raises NotFound for a root that was never published."""
         hash = await self._store.read_ref(version_ref(root))
         if hash is None:
             raise NotFound(
                 f"version {root} was never published to this weight store; `ostinato weights log` lists them",
                 field="policy",
             )
-        return await self._behind(root, hash)
+        return await self._of_version_ref(root, hash)
 
-    async def _behind(self, root: str, hash: str) -> tuple[str, Manifest]:
-        """The manifest `hash` that the version ref of `root` points to. It must have this root; errors name the ref."""
+    async def _of_version_ref(self, root: str, hash: str) -> tuple[str, Manifest]:
+        """Return the manifest `hash` that the version ref of `root` points to. It must have this root; errors name the ref."""
         try:
             manifest = await self.read(hash)
         except NotFound as error:
             raise NotFound(f"ref {version_ref(root)} leads to manifest {hash}: {error}", field="hash") from error
         if manifest.root != root:
             raise Corrupt(
-                f"ref {version_ref(root)} leads to manifest {hash}, which is of root {manifest.root}. Publish it again"
+                f"ref {version_ref(root)} leads to manifest {hash}, which has root {manifest.root}. Publish it again"
             )
         return hash, manifest
 
     async def walk(self, hash: str) -> AsyncIterator[tuple[str, Manifest]]:
-        """A manifest and its ancestors, newest first. May end at a full snapshot, whose ancestors may have been collected."""
+        """Yield a manifest and its ancestors, newest first. Ends at a full snapshot if its ancestors were garbage-collected."""
         at: str | None = hash
         needed = True
         while at is not None:
@@ -124,7 +124,9 @@ class Manifests:
 
 
 async def name_version(store: WeightStore, root: str, hash: str) -> None:
-    """Point ``version/<root>`` to a manifest. A faster writer has named the same weights, and a damaged ref is written again."""
+    """Point ``version/<root>`` to a manifest. A damaged ref is overwritten. Losing against another writer is no error, since that writer's
+    manifest describes the same weights.
+    """
     ref = version_ref(root)
     try:
         now = await store.read_ref(ref)
@@ -141,9 +143,10 @@ async def name_version(store: WeightStore, root: str, hash: str) -> None:
 async def cheapest(
     manifests: Manifests, target: str, known: Known, avoid: frozenset[str], max_bytes: int
 ) -> tuple[Loaded | None, tuple[str, ...]]:
-    """The start (None: no weights) and the manifests to apply, oldest first, with the fewest bytes and none of `avoid`.
+    """Return the route to a version with the fewest bytes (Dijkstra's algorithm): its start (None: no weights), and the manifests to apply,
+    oldest first, without those in `avoid`.
 
-    Raises NotFound or Corrupt if the target's manifest cannot be read, or no route can be followed to its start.
+    Raises NotFound or Corrupt if the target's manifest cannot be read, or if no route leads back to a start.
     """
     serial = itertools.count()
     queue: list[tuple[int, int, str | None, tuple[str, ...]]] = [(0, next(serial), target, ())]
@@ -177,7 +180,7 @@ async def cheapest(
 
 
 def _ways(hash: str, manifest: Manifest) -> Iterator[tuple[str, str | None, int]]:
-    """The manifests that lead to this version, each with its base (None: no weights) and the bytes of its payloads."""
+    """Yield the manifests that lead to this version, each with its base (None: no weights) and the bytes of its payloads."""
     yield hash, None if manifest.kind == "full" else manifest.parent, manifest.payload_bytes
     for route in manifest.routes:
         yield route.manifest, None if route.base is None else version_ref(route.base), route.bytes

@@ -1,4 +1,4 @@
-"""Measures what changed between two versions, per tensor, with each tensor's layer and kind. Pure."""
+"""Compares two versions: what changed per tensor, with each tensor's layer and kind. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PART = 1 << 22  # elements compared at a time, so that a large tensor needs lit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorChange:
-    """One tensor. `moved` is the norm of the difference divided by the old norm; None for integers and for an old norm of 0.
+    """The change of one tensor. `moved`: the norm of the difference divided by the old norm; None for integers or an old norm of 0.
 
     Example: ``TensorChange(name="model.norm.weight", elements=576, changed=3, moved=2.1e-4)``
     """
@@ -31,24 +31,24 @@ class TensorChange:
 
     @property
     def share(self) -> float:
-        """Changed elements divided by all elements."""
+        """The share of the elements that changed."""
         return self.changed / max(1, self.elements)
 
     @property
     def layer(self) -> int | None:
-        """The first number in the name: the layer, in the models of Hugging Face; None outside of layers."""
+        """The first number in the name, which is the layer in Hugging Face models; None outside of layers."""
         found = _NUMBERED.search(self.name)
         return int(found.group(1)) if found else None
 
     @property
     def kind(self) -> str:
-        """The name without its layer and affixes: "self_attn.q_proj" for "model.layers.3.self_attn.q_proj.weight"."""
+        """The name without layer, prefix and suffix: "self_attn.q_proj" for "model.layers.3.self_attn.q_proj.weight"."""
         rest = _NUMBERED.split(self.name, maxsplit=1)[-1] if self.layer is not None else self.name
         return rest.removesuffix(".weight").removeprefix("model.")
 
 
 def compare(old: Weights, new: Weights) -> list[TensorChange]:
-    """One `TensorChange` per tensor, in the order of the names. Raises BadRequest if the versions are not of one model."""
+    """Return one `TensorChange` per tensor, sorted by name. Raises BadRequest if the versions are of different models."""
     before, after = ({name: (each.dtype, each.shape) for name, each in weights.items()} for weights in (old, new))
     if before != after:
         apart = sorted(before.keys() ^ after.keys()) or sorted(name for name in old if before[name] != after[name])
@@ -57,7 +57,7 @@ def compare(old: Weights, new: Weights) -> list[TensorChange]:
 
 
 def total(changes: Sequence[TensorChange]) -> TensorChange:
-    """The sums over all tensors as one `TensorChange`, without `moved`."""
+    """Return the sums over all tensors as one `TensorChange`, without `moved`."""
     return TensorChange(
         name="all",
         elements=sum(change.elements for change in changes),

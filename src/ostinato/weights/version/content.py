@@ -1,7 +1,7 @@
 """Dtypes, chunks and hashes of weights, and the root hash that names a policy version. Pure; no torch.
 
-The root is a two-level Merkle hash (BLAKE3-256): chunk bytes -> chunk hash; (name, dtype, shape, chunk hashes) -> leaf; leaves
-in the order of the names -> root. The chunk length is part of the format, so the root depends on nothing but the weights.
+The root is a two-level Merkle hash (BLAKE3-256): chunk bytes -> chunk hash; (name, dtype, shape, chunk hashes) -> leaf; leaves sorted by
+name -> root. The chunk length is part of the format, so the root depends on the weights alone.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ostinato.core.weights import CHUNK_ELEMENTS, ITEMSIZES, ChunkName, Form, We
 MAX_RANK: Final = 8
 MAX_ELEMENTS: Final = 1 << 40
 VERSIONS: Final = "version/"
-"""Prefix of the refs that lead to versions; the rest of the ref is the root."""
+"""Prefix of the refs that lead to versions. The rest of such a ref is the root."""
 
 MAX_OBJECT_BYTES: Final = 1 << 30
-"""No object is larger; a reader refuses a larger file before reading it."""
+"""Largest size of an object. A reader refuses a larger file before it reads it."""
 
 MAX_LINKS: Final = 4096
-"""A chain of deltas is never longer than this."""
+"""Longest chain of deltas."""
 
-# Bits of the magnitude, and the lowest magnitude that is not a finite number.
+# the bits of the magnitude, and the lowest magnitude that is not a finite number
 _NOT_FINITE: Final[Mapping[str, tuple[int, int]]] = {
     "F8_E4M3": (0x7F, 0x7F),
     "F8_E5M2": (0x7F, 0x7C),
@@ -48,29 +48,29 @@ Hashes = Mapping[ChunkName, str]
 
 
 def hash_of(data: bytes | memoryview | NDArray[np.uint8]) -> str:
-    """BLAKE3-256 as 64 lowercase hex digits."""
+    """Return the BLAKE3-256 hash as 64 lowercase hex digits."""
     return blake3(data.data if isinstance(data, np.ndarray) else data).hexdigest()
 
 
 def part_hash(data: bytes | memoryview) -> str:
-    """The first half of `hash_of`: names a payload inside an object."""
+    """Return the first half of `hash_of`, which identifies a payload inside an object."""
     return hash_of(data)[:32]
 
 
 def is_hash(text: str) -> bool:
-    """True for 64 lowercase hex digits."""
+    """Return True for 64 lowercase hex digits."""
     return _HASH.fullmatch(text) is not None
 
 
 def check_hash(text: str, field: str = "hash") -> str:
-    """Return `text` if it is a hash; nothing else may become part of a path. Raises BadRequest."""
+    """Return `text` if it is a hash, since nothing else may become part of a path. Raises BadRequest."""
     if not is_hash(text):
         raise BadRequest(f"{field}: {text[:80]!r} is not a hash; a hash is 64 lowercase hex digits", field=field)
     return text
 
 
 def version_ref(root: str) -> str:
-    """The ref that points to the manifest of a root. Raises BadRequest if `root` is not a hash."""
+    """Return the ref that points to the manifest of a root. Raises BadRequest if `root` is not a hash."""
     return VERSIONS + check_hash(root)
 
 
@@ -86,23 +86,23 @@ def check_ref(ref: str) -> str:
 
 
 def is_tensor_name(name: str) -> bool:
-    """True for names that can be a key of a safetensors file and never a path out of a directory."""
+    """Return True for names that are valid keys of a safetensors file and cannot be a path out of a directory."""
     return _NAME.fullmatch(name) is not None and ".." not in name and name != "__metadata__"
 
 
 def chunk_sizes(elements: int) -> Iterator[int]:
-    """The number of elements of each chunk of a tensor."""
+    """Yield the number of elements of each chunk of a tensor."""
     for start in range(0, elements, CHUNK_ELEMENTS):
         yield min(CHUNK_ELEMENTS, elements - start)
 
 
 def chunk_count(elements: int) -> int:
-    """How many chunks a tensor has; 0 for an empty tensor."""
+    """Return the number of chunks of a tensor, 0 for an empty tensor."""
     return -(-elements // CHUNK_ELEMENTS)
 
 
 def part_of(weights: Weights | WeightPart) -> WeightPart:
-    """All chunks of the weights, not copied; a part is returned as it is."""
+    """Return all chunks of the weights, without copying. A part is returned as it is."""
     if isinstance(weights, WeightPart):
         return weights
     forms = {name: (array.dtype, array.shape) for name, array in weights.items()}
@@ -110,17 +110,17 @@ def part_of(weights: Weights | WeightPart) -> WeightPart:
 
 
 def full_bytes(weights: Weights | WeightPart) -> int:
-    """The uncompressed size of all tensors, including the chunks that a part does not hold."""
+    """Return the uncompressed size of all tensors in bytes, including chunks that a part does not hold."""
     return sum(math.prod(shape) * ITEMSIZES[dtype] for dtype, shape in part_of(weights).forms.values())
 
 
 def hash_chunks(part: WeightPart) -> Hashes:
-    """The hash of every chunk of the part."""
+    """Return the hash of every chunk of the part."""
     return {at: hash_of(np.ascontiguousarray(chunk)) for at, chunk in part.chunks.items()}
 
 
 def root_of(parts: Iterable[tuple[str, str, tuple[int, ...], tuple[str, ...]]]) -> str:
-    """The Merkle root of (name, dtype, shape, chunk hashes), in any order."""
+    """Return the Merkle root of (name, dtype, shape, chunk hashes) tuples, given in any order."""
     total = blake3(b"ostinato weights 1\n")
     for name, dtype, shape, hashes in sorted(parts):
         leaf = json.dumps([name, dtype, list(shape), list(hashes)], separators=(",", ":")).encode()
@@ -129,7 +129,7 @@ def root_of(parts: Iterable[tuple[str, str, tuple[int, ...], tuple[str, ...]]]) 
 
 
 def weights_root(weights: Weights) -> str:
-    """The hash that names these weights: `PolicyVersion.hash`. Any process that holds the weights can compute it.
+    """Return the hash that names these weights, `PolicyVersion.hash`. Any process that holds the weights can compute it.
 
     Example: ``weights_root(snapshot.weights) == snapshot.policy.hash``
     """
@@ -138,7 +138,7 @@ def weights_root(weights: Weights) -> str:
 
 
 def root_of_chunks(forms: Mapping[str, Form], hashes: Hashes) -> str:
-    """`root_of` the tensors of these forms; `hashes` must hold every chunk."""
+    """Return `root_of` the tensors with these dtypes and shapes. `hashes` must hold every chunk."""
     return root_of(
         (name, dtype, shape, tuple(hashes[name, index] for index in range(chunk_count(math.prod(shape)))))
         for name, (dtype, shape) in forms.items()
@@ -146,9 +146,8 @@ def root_of_chunks(forms: Mapping[str, Form], hashes: Hashes) -> str:
 
 
 def check_weights(weights: Weights | WeightPart, *, finite: bool = True) -> None:
-    """Refuse weights that must never be published: an unknown dtype, bytes that do not fill the shape, NaN or inf if `finite`.
-
-    Raises: BadWeights.
+    """Raise BadWeights for weights that must never be published: an unknown dtype, bytes that do not fill the shape, and, if `finite`, NaN
+    or infinity.
     """
     if isinstance(weights, WeightPart):
         _check_part(weights)
@@ -201,7 +200,7 @@ def _check_bytes(what: str, name: str, dtype: str, data: NDArray[np.uint8], want
 
 
 def first_not_finite(dtype: str, data: NDArray[np.uint8]) -> int | None:
-    """Index of the first NaN or infinity among the elements, or None. Integers are always finite."""
+    """Return the index of the first NaN or infinity among the elements, or None. Integers are always finite."""
     if dtype not in _NOT_FINITE or not data.size:
         return None
     bits, limit = _NOT_FINITE[dtype]

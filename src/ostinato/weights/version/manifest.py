@@ -1,8 +1,8 @@
-"""The manifest of one version: canonical JSON, compressed, stored as an object under its own hash. The typed parser at the boundary.
+"""The manifest of a version and its validating parser. A manifest is canonical JSON, compressed, stored as an object under its own hash.
 
-A manifest names its parent (the version that a delta is a difference to), every tensor with its chunks, where each chunk's
-payload lies (object, offset, length), the hash that each decoded chunk must have, and the root over all of them. Its routes are
-other manifests of the same root: a full snapshot, or deltas over several versions at once.
+It names its parent (the base of a delta), every tensor with its chunks, the location of each chunk's payload (object, offset, length), the
+hash that each decoded chunk must have, and the root over all of them. Its routes are other manifests of the same root: a full snapshot, or
+deltas over several versions at once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ _DENSEST: Final = {
     b"\n": 1 << 30,
     b"\r": 1 << 30,
 }
-"""A manifest has each of these at most once per this many bytes, `About` aside; a tensor without elements is the densest case."""
+"""Outside of `About`, a manifest has each of these marks at most once per this many bytes. The densest case is a tensor without
+elements.
+"""
 
 _Hash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
 _Part = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}\z")]
@@ -47,7 +49,7 @@ _Side = Annotated[int, Field(ge=0, le=content.MAX_ELEMENTS)]
 _Count = Annotated[int, Field(ge=0, le=1 << 53)]
 _Text = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]*\z")]
 Meta = dict[_Text, str | int | float | bool | None]
-# Parsing stops at the first wrong item: a list of all errors would take many times the memory of the document.
+# parsing stops at the first invalid item: a list of all errors would take many times the memory of the document
 _First = FailFast()
 
 
@@ -57,17 +59,17 @@ class _Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _few(cls, value: Any) -> Any:
-        """Limit the number of keys, because each unknown key would be one more error to keep."""
+        """Limit the number of keys, because each unknown key would add an error to memory."""
         if isinstance(value, dict) and len(value) > _MAX_KEYS:
             raise ValueError(f"has more than {_MAX_KEYS} keys")
         return value
 
 
 class StoredChunk(_Strict):
-    """Where a chunk's payload lies, and what it decodes to. `equal` chunks have no object.
+    """The location of a chunk's payload, and the hash of the decoded chunk. `equal` chunks have no object.
 
-    `payload` is the first half of the payload's own hash, which shows whether a range of an object arrived undamaged. The hash of the
-    decoded chunk, `result`, decides.
+    `payload`: the first half of the payload's own hash, which shows whether a range of an object arrived undamaged. `result`: the hash of
+    the decoded chunk, which is authoritative.
     """
 
     codec: Annotated[str, Field(max_length=40)]
@@ -104,7 +106,7 @@ class Tensor(_Strict):
 
 
 class Route(_Strict):
-    """Another way to the same root: from the version `base`, or without any weights. `bytes` is the size of its payloads."""
+    """Another route to the same root: from the version `base`, or from no weights (None). `bytes`: the size of its payloads."""
 
     manifest: _Hash
     base: _Hash | None
@@ -119,7 +121,7 @@ class Signature(_Strict):
 
 
 class About(_Strict):
-    """The caller's description of a version. `numerics` is the id of the contract that it was trained under, "" if unknown."""
+    """The publisher's description of a version. `numerics`: the id of the numerics contract that it was trained under, "" if unknown."""
 
     run: _Text
     number: _Count
@@ -130,8 +132,8 @@ class About(_Strict):
 class Manifest(About):
     """One version, or one of the routes to it.
 
-    `links` counts the deltas back to the nearest version with a full snapshot, `chain_bytes` sums their payloads, `anchor` names
-    that snapshot's manifest. A version with a full snapshot, its own or among its routes, has no links, because it needs no ancestor.
+    `links`: the number of deltas back to the nearest version with a full snapshot; `chain_bytes`: the size of their payloads; `anchor`: the
+    manifest of that snapshot. A version with a full snapshot, its own or among its routes, has 0 links, because it needs no ancestor.
     """
 
     format: Literal["ostinato-weights/3"]
@@ -157,7 +159,7 @@ class Manifest(About):
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def objects(self) -> dict[str, int]:
-        """Each object that holds payloads -> its minimum length."""
+        """Return {object that holds payloads: its minimum length}."""
         need: dict[str, int] = {}
         for tensor in self.tensors:
             for chunk in tensor.chunks:
@@ -167,15 +169,15 @@ class Manifest(About):
 
 
 def canonical(value: Any) -> bytes:
-    """JSON with sorted keys, no spaces, UTF-8: one spelling per value, so one hash per value."""
+    """Return canonical JSON (sorted keys, no spaces, UTF-8): one text per value, and so one hash per value."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def about(run: str, number: int, meta: Mapping[str, Any] | None, numerics: str = "") -> About:
-    """The caller's description, checked before anything is written. Raises BadRequest, which names the field."""
+    """Validate the publisher's description, before anything is written. Raises BadRequest, naming the field."""
     try:
-        said = About(run=run, number=number, meta=dict(meta or {}), numerics=numerics)
-        size = len(canonical(said.model_dump()))
+        described = About(run=run, number=number, meta=dict(meta or {}), numerics=numerics)
+        size = len(canonical(described.model_dump()))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(str(part) for part in first["loc"])
@@ -186,23 +188,23 @@ def about(run: str, number: int, meta: Mapping[str, Any] | None, numerics: str =
         raise BadRequest("meta: holds text that is not Unicode (a lone surrogate)", field="meta") from None
     if size > MAX_ABOUT_BYTES:
         raise BadRequest(f"meta: {size} bytes with run and number; at most {MAX_ABOUT_BYTES} are kept", field="meta")
-    return said
+    return described
 
 
 def to_bytes(manifest: Manifest) -> bytes:
-    """The canonical bytes."""
+    """Return the canonical bytes."""
     return canonical(manifest.model_dump(mode="json"))
 
 
 def stored(manifest: Manifest) -> bytes:
-    """The canonical bytes, compressed: the object whose hash is the manifest's name."""
+    """Return the canonical bytes, compressed: the object whose hash is the manifest's name."""
     return zstandard.ZstdCompressor(level=9, write_content_size=True).compress(to_bytes(manifest))
 
 
 def plain(data: bytes, where: str = "manifest") -> bytes:
-    """The inverse of `stored`; bytes that are not a zstd frame are returned as they are.
+    """Decompress a manifest, the inverse of `stored`. Bytes that are not a zstd frame are returned as they are.
 
-    Raises Corrupt if the frame does not decompress, or, before memory is allocated, if it declares too many bytes.
+    Raises Corrupt if the frame does not decompress, or declares too many bytes, which is checked before memory is allocated.
     """
     if not data.startswith(zstandard.FRAME_HEADER):
         return data
@@ -216,16 +218,15 @@ def plain(data: bytes, where: str = "manifest") -> bytes:
 
 
 def parse(data: bytes, where: str = "manifest") -> Manifest:
-    """Bytes -> a manifest whose every field has been checked, the root included.
+    """Parse a manifest and check every field, including the root. `where` names the object in error messages.
 
-    Raises:
-        Corrupt: names the wrong field; no part of the manifest may be used. `where` names the object in the message.
+    Raises Corrupt, naming the invalid field; then no part of the manifest may be used.
     """
     if len(data) > MAX_MANIFEST_BYTES:
         raise Corrupt(f"{where}: {len(data)} bytes; a manifest has at most {MAX_MANIFEST_BYTES}")
     _check_density(data, where)
     try:
-        # Not model_validate_json: each of its errors holds a copy of the input that it is about.
+        # not model_validate_json, whose errors hold copies of the input
         manifest = Manifest.model_validate(from_json(data, allow_inf_nan=False))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
@@ -240,9 +241,9 @@ def parse(data: bytes, where: str = "manifest") -> Manifest:
 
 
 def _check_density(data: bytes, where: str) -> None:
-    """Refuse text that is denser than any manifest, because a tree of JSON values takes up to a hundred times its text's memory."""
-    for mark, apart in _DENSEST.items():
-        if data.count(mark) > MAX_ABOUT_BYTES + len(data) // apart:
+    """Raise Corrupt for text that is denser than any manifest, because parsed JSON takes up to a hundred times the memory of its text."""
+    for mark, spacing in _DENSEST.items():
+        if data.count(mark) > MAX_ABOUT_BYTES + len(data) // spacing:
             raise Corrupt(f"{where}: has {mark.decode()!r} more often than any manifest of {len(data)} bytes; refused")
 
 
@@ -287,7 +288,7 @@ def _check_tensor(tensor: Tensor, where: str, full: bool) -> None:
 def _check_chunk(chunk: StoredChunk, nbytes: int, where: str, full: bool) -> None:
     if chunk.codec not in CODECS or (full and chunk.codec in NEEDS_OLD):
         raise Corrupt(
-            f"{where}.codec: {chunk.codec!r} cannot stand in a {'full' if full else 'delta'} snapshot; refused"
+            f"{where}.codec: {chunk.codec!r} is not allowed in a {'full snapshot' if full else 'delta'}; refused"
         )
     empty = chunk.object is None and chunk.payload is None and chunk.offset == 0 and chunk.length == 0
     if empty is not (chunk.codec == EQUAL) or (

@@ -1,4 +1,4 @@
-"""Encodes the chunks of a version and packs their payloads into few objects, so that a delta is one file and not 300."""
+"""Encodes the chunks of a version, and packs their payloads into few objects, so that a delta is one file instead of 300."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from ostinato.weights.delta import codec as delta
 from ostinato.weights.version.content import Hashes, chunk_count, hash_of, part_hash
 from ostinato.weights.version.manifest import StoredChunk, Tensor
 
-# encoded per call in a thread: enough to be worth the switch, little enough to stay small in memory
+# encoded per call on a thread: enough to amortise the thread switch, little enough to save memory
 _GROUP_BYTES = 1 << 24
-_UNDER_WAY = 4  # objects that are being stored at the same time
+_CONCURRENT_PUTS = 4
 OldChunk = Callable[[str, int], delta.Bytes]
-"""(tensor name, chunk index) -> the chunk's old bytes as a flat uint8 array. Called from threads."""
+"""Maps (tensor name, chunk index) to the chunk's old bytes as a flat uint8 array. Called from threads."""
 Undo = dict[ChunkName, delta.Coded]
-"""Deltas that turn the changed chunks of a version back into those of the previous version."""
+"""Reverse deltas, which turn the changed chunks of a version back into those of the previous version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedChunks:
-    """Chunks whose payloads are stored. `changed` counts the elements that differ from the base, None without one."""
+    """Chunks whose payloads are stored. `changed`: the number of elements that differ from the base, None without a base."""
 
     chunks: Mapping[ChunkName, StoredChunk]
     changed: int | None
@@ -48,7 +48,9 @@ class PackedChunks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coding:
-    """How to encode. Changes are counted against `base`. `delta`: payloads may refer to it. `undo`: encode the delta back to it too."""
+    """How to encode chunks. Changes are counted against `base`. `delta`: payloads may refer to it; `undo`: also encode the reverse
+    delta.
+    """
 
     base: OldChunk | None
     delta: bool
@@ -68,11 +70,11 @@ class _Made:
 
 
 async def write_packs(store: WeightStore, part: WeightPart, hashes: Hashes, coding: Coding) -> PackedChunks:
-    """Encode every chunk of the part, several at a time, and put the payloads into the store in the order of the names.
+    """Encode every chunk of the part, several at a time, and store the payloads, sorted by name.
 
     Raises: StorageFull from the store; BadWeights if the arrays changed while they were being read.
     """
-    placed: dict[ChunkName, tuple[int, StoredChunk]] = {}  # with the number of its object
+    placed: dict[ChunkName, tuple[int, StoredChunk]] = {}  # with the index of its object
     undo: Undo = {}
     puts: list[asyncio.Task[str]] = []
     buffer = bytearray()
@@ -87,8 +89,8 @@ async def write_packs(store: WeightStore, part: WeightPart, hashes: Hashes, codi
                     if chunk.undo is not None:
                         undo[job] = chunk.undo
                     if len(buffer) >= coding.object_bytes:
-                        if len(puts) >= _UNDER_WAY:
-                            await puts[-_UNDER_WAY]  # earlier puts have already been awaited
+                        if len(puts) >= _CONCURRENT_PUTS:
+                            await puts[-_CONCURRENT_PUTS]  # earlier puts were awaited before
                         puts.append(asyncio.create_task(store.put(memoryview(buffer))))
                         buffer = bytearray()
         if buffer:
@@ -106,7 +108,7 @@ async def write_packs(store: WeightStore, part: WeightPart, hashes: Hashes, codi
 
 
 def _stored(at: ChunkName, part: WeightPart, result: str, made: _Made, offset: int) -> StoredChunk:
-    """A chunk in an object whose hash is not known yet."""
+    """Return the description of a chunk in an object whose hash is not known yet."""
     equal = made.coded.codec == delta.EQUAL
     return StoredChunk(
         codec=made.coded.codec,
@@ -122,7 +124,7 @@ def _stored(at: ChunkName, part: WeightPart, result: str, made: _Made, offset: i
 async def _coded(
     part: WeightPart, hashes: Hashes, coding: Coding
 ) -> AsyncGenerator[tuple[list[ChunkName], list[_Made]]]:
-    """Groups of chunks in order, each with its results from `_code`; `coding.threads` groups are encoded ahead."""
+    """Yield groups of chunks in order, each with its results from `_code`. `coding.threads` groups are encoded ahead."""
     pending: deque[tuple[list[ChunkName], asyncio.Task[list[_Made]]]] = deque()
     try:
         for group in _groups(part):
@@ -134,7 +136,7 @@ async def _coded(
         while pending:
             first, task = pending.popleft()
             yield first, await task
-    finally:  # threads cannot be stopped, and none may still be reading the weights when the caller goes on
+    finally:  # threads cannot be stopped, and none may still read the weights when the caller continues
         await asyncio.gather(*(task for _, task in pending), return_exceptions=True)
 
 
@@ -152,8 +154,8 @@ def _groups(part: WeightPart) -> Iterator[list[ChunkName]]:
 
 
 def _code(group: Sequence[ChunkName], part: WeightPart, hashes: Hashes, coding: Coding) -> list[_Made]:
-    """Each chunk's payload, the payload's hash, how many elements differ from the base, and the delta back."""
-    found: list[_Made] = []
+    """Encode each chunk. Returns its payload, the payload's hash, the number of changed elements, and the reverse delta."""
+    encoded: list[_Made] = []
     for name, index in group:
         dtype, new = part.forms[name][0], part.chunks[name, index]
         before = None if coding.base is None else coding.base(name, index)
@@ -161,25 +163,25 @@ def _code(group: Sequence[ChunkName], part: WeightPart, hashes: Hashes, coding: 
         coded = delta.encode(old, new, dtype=dtype, level=coding.level)
         if coding.verify and _decoded(coded, old, dtype, new.size) != hashes[name, index]:
             raise BadWeights(
-                f"tensor {name!r} chunk {index} changed while it was published; publish a copy that nobody writes to"
+                f"tensor {name!r} chunk {index} changed while it was being published; publish a copy that nobody writes to"
             )
         differing, undo = 0, None
         if before is not None and coded.codec != delta.EQUAL:
             differing = delta.changed_elements(before, new, ITEMSIZES[dtype])
             undo = delta.encode(new, before, dtype=dtype, level=coding.level) if coding.undo else None
-        found.append(_Made(coded, part_hash(coded.payload), differing, undo))
-    return found
+        encoded.append(_Made(coded, part_hash(coded.payload), differing, undo))
+    return encoded
 
 
 def _decoded(coded: delta.Coded, old: delta.Bytes | None, dtype: str, size: int) -> str:
-    """The hash of the decoded payload. If it is not the hash taken before, the arrays were written to meanwhile."""
+    """Return the hash of the decoded payload. If it differs from the chunk's hash, the array was written to meanwhile."""
     target = np.empty(size, np.uint8) if old is None else old.copy()
     delta.decode(coded.codec, target, coded.payload, dtype=dtype, old=old is not None)
     return hash_of(target)
 
 
 def tensors_of(forms: Mapping[str, Form], chunks: Mapping[ChunkName, StoredChunk]) -> tuple[Tensor, ...]:
-    """The tensors of these forms in the order of their names; `chunks` must hold every chunk."""
+    """Return the tensors with these dtypes and shapes, sorted by name. `chunks` must hold every chunk."""
     return tuple(
         Tensor(
             name=name,

@@ -1,8 +1,8 @@
-"""Proves who published a version: an Ed25519 signature (RFC 8032) over its manifest, whose root binds every weight.
+"""Signatures of versions: Ed25519 (RFC 8032) over the manifest, whose root binds every weight.
 
-Hashes show that bytes match their manifest. A signature shows that the manifest comes from a trusted publisher, even if others can
-write to the bucket or intercept traffic. It cannot show that a ref is the newest: a ref turned back to an older signed version looks
-like a rollback.
+Hashes show that bytes match their manifest. A signature shows that the manifest comes from a trusted publisher, even if others can write to
+the bucket or intercept traffic. It does not protect against replay: a ref that an attacker moved back to an older signed version looks like
+a rollback.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CERTIFICATE: Final = b"ostinato erasure certificate\n"
 
 
 class Signer:
-    """Signs manifests with the key of a file.
+    """Signs manifests, checkpoints and certificates with a private key from a file.
 
     Example: ``Signer.load(Path("publisher.key")).sign(manifest)``
     """
@@ -36,7 +36,7 @@ class Signer:
 
     @classmethod
     def load(cls, path: Path) -> Signer:
-        """The key in `path`: 64 hex digits. Raises BadConfig."""
+        """Read the key, 64 hex digits, from a file. Raises BadConfig."""
         try:
             with path.open("rb") as file:
                 text = file.read(100).decode("ascii", "replace").strip()
@@ -48,8 +48,8 @@ class Signer:
 
     @classmethod
     def create(cls, path: Path) -> Signer:
-        """A new key in a new file that only its owner may read, on the disk on return: what it signed is refused under any other. Raises
-        BadConfig if the file exists, StorageFull.
+        """Generate a key, and write it to a new file that only its owner may read. The file is durable on return, because what the key has
+        signed is refused under any other key. Raises BadConfig if the file exists, StorageFull.
         """
         key = Ed25519PrivateKey.generate()
         try:
@@ -63,25 +63,25 @@ class Signer:
                 os.fsync(file.fileno())
             sync_directory(path.parent)
         except OSError as error:
-            path.unlink(missing_ok=True)  # half a key would be in the way of the next
+            path.unlink(missing_ok=True)  # or the next attempt would find that the file exists
             raise StorageFull(f"{path} was not written: {error.strerror}; free space, then try again") from error
         return cls(key)
 
     @property
     def public(self) -> str:
-        """The public key, 64 hex digits: what followers put into `follow.trusted`."""
+        """The public key, 64 hex digits, for `follow.trusted` of followers."""
         return self._key.public_key().public_bytes_raw().hex()
 
     def sign(self, manifest: Manifest) -> Manifest:
-        """The manifest with its signature."""
+        """Return the manifest with its signature."""
         return manifest.model_copy(update={"signature": self._signature(_signed(manifest))})
 
     def sign_checkpoint(self, manifest: bytes, batch: str) -> Signature:
-        """The signature of a checkpoint's manifest, which holds the hashes of its files, and of the last batch in its weights, a digest."""
+        """Sign a checkpoint's manifest, which holds the hashes of its files, together with the digest of the last batch in its weights."""
         return self._signature(_checkpoint(manifest, batch))
 
     def sign_certificate(self, body: bytes) -> Signature:
-        """The signature of a certificate of an erasure (`certificate`), in its canonical form."""
+        """Sign the canonical form of an erasure certificate (`certificate`)."""
         return self._signature(_CERTIFICATE + body)
 
     def _signature(self, message: bytes) -> Signature:
@@ -89,35 +89,35 @@ class Signer:
 
 
 def check_checkpoint(manifest: bytes, batch: str, signature: Signature | None, trusted: Sequence[str]) -> None:
-    """Refuse a checkpoint that none of the `trusted` public keys signed for this batch; without keys accept any. Raises Corrupt."""
+    """Raise Corrupt for a checkpoint that none of the `trusted` public keys signed for this batch. Without keys accept any."""
     _check(_checkpoint(manifest, batch), signature, trusted, "the checkpoint")
 
 
 def check_certificate(body: bytes, signature: Signature | None, trusted: Sequence[str]) -> None:
-    """Refuse a certificate that none of the `trusted` public keys signed; without keys accept any. Raises Corrupt."""
+    """Raise Corrupt for a certificate that none of the `trusted` public keys signed. Without keys accept any."""
     _check(_CERTIFICATE + body, signature, trusted, "the certificate")
 
 
 def check_signature(manifest: Manifest, hash: str, trusted: Sequence[str]) -> None:
-    """Refuse a manifest that none of the `trusted` public keys signed; without keys everything is accepted. Raises Corrupt."""
+    """Raise Corrupt for a manifest that none of the `trusted` public keys signed. Without keys accept any."""
     _check(_signed(manifest), manifest.signature, trusted, f"manifest {hash}: version {manifest.policy}")
 
 
-def _check(message: bytes, found: Signature | None, trusted: Sequence[str], what: str) -> None:
+def _check(message: bytes, signature: Signature | None, trusted: Sequence[str], what: str) -> None:
     if not trusted:
         return
-    if found is None or found.key not in trusted:
+    if signature is None or signature.key not in trusted:
         by, remedy = "nobody", "follow.trusted is for a run whose publish.key was set before its first start"
-        if found is not None:
+        if signature is not None:
             by, remedy = (
-                f"{found.key[:16]}, who is not in follow.trusted",
+                f"{signature.key[:16]}, who is not in follow.trusted",
                 "If that key was this run's, list it there, too",
             )
         raise Corrupt(f"{what} is signed by {by}; refused. {remedy}")
     try:
-        Ed25519PublicKey.from_public_bytes(bytes.fromhex(found.key)).verify(bytes.fromhex(found.value), message)
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(signature.key)).verify(bytes.fromhex(signature.value), message)
     except (InvalidSignature, ValueError) as error:
-        raise Corrupt(f"{what}: the signature of {found.key[:16]} does not fit it; refused") from error
+        raise Corrupt(f"{what}: the signature of {signature.key[:16]} is not valid for it; refused") from error
 
 
 def _checkpoint(manifest: bytes, batch: str) -> bytes:

@@ -1,1 +1,1 @@
-"""Grades a rollout's outcome where the model cannot reach."""
+"""Graders: each grades the outcome of a rollout in an environment that the model's code cannot reach."""

@@ -1,9 +1,8 @@
-"""Grades a model's function body by hidden tests, in a sandbox, with the verdict out of the body's reach.
+"""Grades a function body that a model wrote by hidden tests, in a sandbox, such that the body cannot forge the verdict.
 
-The demo's simulated users and the evaluation runner call `python_tests` and get 0.0 or 1.0. One sandbox run has two processes: the
-body's, which only answers calls, and the judge's, which runs the tests, holds the nonce and owns stdout. Arguments and results cross
-a pipe as Python literals, so printing "ok", `sys.exit(0)`, replacing `__eq__` or walking the stack changes nothing: only right
-answers pass.
+The demo's simulated users and the evaluation runner call `python_tests` and get 0.0 or 1.0. Each sandbox run has two processes: one runs
+the body and only answers calls; the judge runs the tests, holds the nonce and owns stdout. Arguments and results cross a pipe as Python
+literals, so printing "ok", `sys.exit(0)`, replacing `__eq__` or walking the stack has no effect: only correct answers pass.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from ostinato.worlds.tasks.task import Task
 
 BODY_CHARS = 20_000
 
-# The judge. It forks the body's process before it has read the tests or the nonce, so neither is in that process's memory.
+# The judge. It forks the body's process before it reads the tests and the nonce, so neither is in that process's memory.
 _JUDGE = """
 import ast, json, os
 size, rest = (int(n) for n in os.read(0, 32).split())
@@ -71,9 +70,9 @@ class Runs(Protocol):
 
 
 def truncate_body(text: str) -> str:
-    r"""The body at the start of a completion: everything before the first unindented line or closing code fence.
+    r"""Return the function body at the start of a completion: everything before the first unindented line or closing code fence.
 
-    This is the inline copilot's rule for what a person is shown. Example: ``"    return 1\nprint(f())"`` -> ``"    return 1\n"``.
+    The inline copilot shows completions by the same rule. Example: ``"    return 1\nprint(f())"`` -> ``"    return 1\n"``.
     """
     kept: list[str] = []
     for line in text.split("\n"):
@@ -84,19 +83,20 @@ def truncate_body(text: str) -> str:
 
 
 async def python_tests(head: str, body_text: str, tests: str, sandbox: Runs, timeout: float = 4.0) -> float:
-    """1.0 if the function `head` + body passes every assert of `tests` within `timeout` seconds, else 0.0.
+    """Return 1.0 if the function `head` + body passes every assert of `tests` within `timeout` seconds, else 0.0.
 
-    `head` is ``def name(args):`` and its docstring, ending in a newline; the completion is cut by `truncate_body`; `tests` is Python source
-    that calls the function with literals and asserts. Raises BadRequest if `head` defines no function, SandboxRefused.
+    `head` is ``def name(args):`` with its docstring, ending in a newline. `body_text` is the completion, which `truncate_body` cuts.
+    `tests` is Python source that calls the function with literals and asserts. Raises BadRequest if `head` defines no function,
+    SandboxRefused.
     """
-    found = re.match(r"def (\w+)\(", head)
-    if found is None:
+    definition = re.match(r"def (\w+)\(", head)
+    if definition is None:
         raise BadRequest("head: must start with 'def name('", field="head")
     body = truncate_body(body_text)
     if not body or len(body) > BODY_CHARS:
         return 0.0
     nonce = secrets.token_hex(16)
-    first = json.dumps([head + body, found[1]]).encode()
+    first = json.dumps([head + body, definition[1]]).encode()
     second = json.dumps([tests, nonce]).encode()
     sizes = f"{len(first)} {len(second)}".ljust(32).encode()
     result = await sandbox.run(_JUDGE, stdin=sizes + first + second, timeout=timeout)
@@ -104,7 +104,7 @@ async def python_tests(head: str, body_text: str, tests: str, sandbox: Runs, tim
 
 
 def read_completion(task: Task) -> tuple[str, str]:
-    """The function's head and its tests. Raises BadConfig."""
+    """Return the function's head and its tests. Raises BadConfig."""
     head, tests = task.grading.data.get("head"), task.grading.data.get("tests")
     if not isinstance(head, str) or re.match(r"def \w+\(", head) is None:
         raise BadConfig(f"task {task.id!r}: grader 'python_tests' needs a 'head' that starts with 'def name('")
@@ -114,7 +114,7 @@ def read_completion(task: Task) -> tuple[str, str]:
 
 
 class CompletionGrader:
-    """Implements `Grader` for the copilot's tasks: `Grading.data` has `head` and `tests`, the last message is the completion."""
+    """Implements `Grader` for the copilot's tasks: `Grading.data` has `head` and `tests`; the last message is the completion."""
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs

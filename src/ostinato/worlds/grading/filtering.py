@@ -1,8 +1,8 @@
-"""Selects the changes of a rollout that may count.
+"""Filters a rollout's file changes down to those that may count in grading.
 
-An outcome is graded in a separate sandbox, and only sources that the task names get there: nothing that runs before the tests, configures
-them, replaces them, or is not human-readable text. The changes that are left out are reported, and those that look as if they were aimed
-at the grader are marked.
+An outcome is graded in a separate sandbox, which gets only changes to sources that the task names: nothing that runs before the tests,
+configures or replaces them, or is not human-readable text. Changes that are left out are reported, and those that look like an attack on
+the grader are marked as suspect.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from ostinato.core.sandbox import Change, ChangeKind
 
-_NAME_BYTES = 1000  # of a path: a longer one is no real source, and no sandbox could be started with it
+_PATH_BYTES = 1000  # a longer path is no real source, and no sandbox could be started with it
 _CONFIGURES = {
     "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg", "pyproject.toml", ".coveragerc",
 }  # fmt: skip
@@ -40,9 +40,10 @@ _HOOKED = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedSources:
-    """What may count: globs of sources (`**` stands for any number of directories), import roots, the grader's own files, size limits.
+    """Rules for what may count: globs of sources (`**` stands for any number of directories), import roots, the grader's test files, and
+    size limits.
 
-    A path that `sources` names without a wildcard may be called like a test or a known module, unless it is one of `tests`.
+    A path that `sources` names without a wildcard may be named like a test or a known module, unless it is one of `tests`.
 
     Example: ``CountedSources(sources=("src/**/*.py",), roots=("src",), tests=("tests/test_calc.py",))``
     """
@@ -57,7 +58,7 @@ class CountedSources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A change that does not count, and why. `suspect` is the cheat that it looks like; empty for what honest work leaves behind.
+    """A change that does not count, and why. `suspect`: the kind of cheating that it looks like; empty for what honest work leaves behind.
 
     Example: ``LeftOut(path="conftest.py", why="configures the tests", suspect="hooks into the test runner")``
     """
@@ -84,10 +85,10 @@ class FilteredChanges:
 
 
 def filter_changes(changes: Sequence[Change], counted: CountedSources) -> FilteredChanges:
-    """Keep the changes that may count.
+    """Separate the changes that may count from the others.
 
-    Of several changes of one path the last is used. Changes are taken in path order; one that would exceed `files` or `total_bytes` is
-    left out.
+    If a path was changed several times, the last change is used. Changes are taken in path order; one that would exceed `files` or
+    `total_bytes` is left out.
     """
     kept: list[Change] = []
     left_out: list[LeftOut] = []
@@ -106,7 +107,7 @@ def filter_changes(changes: Sequence[Change], counted: CountedSources) -> Filter
 
 
 def matches(path: str, globs: Iterable[str]) -> bool:
-    """True if one of the globs matches the path. `**` stands for any number of directories; `*` and `?` do not match "/".
+    """Return True if one of the globs matches the path. `**` stands for any number of directories; `*` and `?` do not match "/".
 
     Example: ``matches("src/a/b.py", ["src/**/*.py"])``
     """
@@ -115,30 +116,30 @@ def matches(path: str, globs: Iterable[str]) -> bool:
 
 @lru_cache(maxsize=1024)
 def _pattern(glob: str) -> re.Pattern[str]:
-    found = ""
+    pattern = ""
     for part in re.findall(r"\*\*/|\*\*|\*|\?|[^*?]+", glob):
-        found += {"**/": r"(?:[^/]+/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(part) or re.escape(part)
-    return re.compile(found)
+        pattern += {"**/": r"(?:[^/]+/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(part) or re.escape(part)
+    return re.compile(pattern)
 
 
 Fault = tuple[str, str]
-"""Why a change may not count, and the cheat that it looks like, as in `LeftOut`."""
+"""Why a change may not count, and the kind of cheating that it looks like, as in `LeftOut`."""
 
 
 def _fault(change: Change, counted: CountedSources) -> Fault | None:
-    """The fault of a change; None if it may count."""
+    """Return why a change may not count, or None if it may."""
     path = change.path
     if not _is_inside(path):
         return "outside of the working directory", "reaches outside"
-    if len(path.encode("utf-8", "surrogatepass")) > _NAME_BYTES:
-        return f"a name of more than {_NAME_BYTES} bytes", ""
+    if len(path.encode("utf-8", "surrogatepass")) > _PATH_BYTES:
+        return f"a path of more than {_PATH_BYTES} bytes", ""
     if change.kind is ChangeKind.LINK:
         target = change.data.decode("utf-8", "replace")
         outside = target.startswith("/") or ".." in target.split("/")
         return "a link", "links to a place outside" if outside else ""
     if change.kind is ChangeKind.OTHER:
         return "neither a file nor a link", ""
-    if fault := _runs_unasked(change, counted) or _stands_for_tests(change, counted) or _is_no_text(change):
+    if fault := _auto_loaded(change, counted) or _is_test(change, counted) or _is_not_text(change):
         return fault
     if not matches(path, counted.sources):
         return "no source of the task", ""
@@ -148,12 +149,12 @@ def _fault(change: Change, counted: CountedSources) -> Fault | None:
 
 
 def _is_inside(path: str) -> bool:
-    """True for a normalized relative path."""
+    """Return True for a normalized relative path."""
     return "\0" not in path and "\\" not in path and not {"", ".", ".."} & set(path.split("/"))
 
 
-def _runs_unasked(change: Change, counted: CountedSources) -> Fault | None:
-    """Reject what Python or the test runner loads by itself."""
+def _auto_loaded(change: Change, counted: CountedSources) -> Fault | None:
+    """Reject files that Python or the test runner loads automatically."""
     parts = change.path.split("/")
     name = parts[-1]
     if name in _STARTS_FIRST or any(part.endswith(".pth") for part in parts):
@@ -172,7 +173,7 @@ def _runs_unasked(change: Change, counted: CountedSources) -> Fault | None:
 
 
 def _module(path: str, roots: Iterable[str]) -> str:
-    """The top-level module that a path belongs to, below the nearest import root; "" if it belongs to none."""
+    """Return the top-level module that a path belongs to, below the deepest matching import root, or "" if it belongs to none."""
     for root in sorted(map(posixpath.normpath, roots), key=len, reverse=True):
         below = path if root == "." else path.removeprefix(f"{root}/")
         if root == "." or below != path:
@@ -181,8 +182,8 @@ def _module(path: str, roots: Iterable[str]) -> str:
     return ""
 
 
-def _stands_for_tests(change: Change, counted: CountedSources) -> Fault | None:
-    """Reject tests: the grader uses its own."""
+def _is_test(change: Change, counted: CountedSources) -> Fault | None:
+    """Reject tests, because the grader uses its own."""
     *folders, name = change.path.split("/")
     if change.path in counted.tests:
         gone = change.kind is ChangeKind.DELETED
@@ -192,7 +193,7 @@ def _stands_for_tests(change: Change, counted: CountedSources) -> Fault | None:
     return None
 
 
-def _is_no_text(change: Change) -> Fault | None:
+def _is_not_text(change: Change) -> Fault | None:
     """Reject caches, compiled files and binary data."""
     parts = change.path.split("/")
     if _CACHES & set(parts):

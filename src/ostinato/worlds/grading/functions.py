@@ -1,11 +1,11 @@
-"""Grades a function by its answers to inputs that are drawn when it is graded.
+"""Grades a function by its results on inputs that are drawn at grading time (property-based and differential testing).
 
-Three sandboxes are isolated from each other. In the first, trusted source draws inputs and a reference answers them. In the second, the
-model's code gets the inputs and nothing else. In the third, if the task has relations, trusted source checks whether the answers satisfy
-them. Whether an answer is right is decided here, outside of all three, on trees of JSON. The second sandbox holds nothing to read, patch,
-forge or exit early from: no expected value, no test, no verdict. Only right answers pass.
+Three sandboxes are isolated from each other. In the first, trusted source draws inputs and a reference computes their results. In the
+second, the model's code gets the inputs and nothing else. In the third, if the task has (metamorphic) relations, trusted source checks
+whether the results satisfy them. This process, outside of all three, compares results as JSON trees. The second sandbox holds nothing to
+read, patch, forge or exit early from: no expected value, no test, no verdict. Only correct results pass.
 
-A grader's program runs in a fresh sandbox without network, which is discarded afterwards.
+Each of a grader's programs runs in a fresh sandbox without network, which is discarded afterwards.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from ostinato.worlds.grading.test_report import lines_of, same
 from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.tasks.task import Task
 
-# ---------------------------------------------------------------- a program of the grader's
+# ---------------------------------------------------------------- running a grader's program
 
 
 _INSIDE = Path(__file__).with_name("inside")
 _OUTPUT_BYTES = 8 << 20
-_DIRECTORIES = 2048  # the most directories that files may lie in
+_MOST_DIRECTORIES = 2048  # directories that a sandbox's files may lie in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IsolatedPrograms:
-    """Runs programs in isolation, on `backend`. `python` is the interpreter's path inside a sandbox.
+    """Runs graders' programs, each in a fresh sandbox of `backend`. `python` is the interpreter's path inside a sandbox.
 
     Example: ``await IsolatedPrograms(backend=backend, python="/usr/bin/python3").run("answering", spec, stdin=job, timeout=10.0)``
     """
@@ -52,14 +52,14 @@ class IsolatedPrograms:
     async def run(
         self, program: str, spec: SandboxSpec, *, stdin: bytes, timeout: float, env: Mapping[str, str] | None = None
     ) -> ExecResult:
-        """Run a program of `inside/` in a fresh sandbox of `spec`, without network and mounts, which may output as much as a grader needs.
+        """Run a program of `inside/` in a fresh sandbox of `spec`, without network and mounts, and with a higher output limit.
 
-        Background processes die with the sandbox, before the output is read. If the files clash, nothing runs and the exit code is 126.
-        Raises what `Backend.start` raises.
+        Background processes die with the sandbox before the output is read. If paths conflict (see `clashing`), nothing runs and the exit
+        code is 126. Raises what `Backend.start` raises.
         """
         if (clash := clashing(spec)) is not None:
-            said = f"{clash} would have to be a file and a directory".encode("utf-8", "replace")
-            return ExecResult(code=126, stdout=b"", stderr=said, timed_out=False, killed_reason=None, seconds=0.0)
+            stderr = f"{clash} would have to be a file and a directory".encode("utf-8", "replace")
+            return ExecResult(code=126, stdout=b"", stderr=stderr, timed_out=False, killed_reason=None, seconds=0.0)
         limits = replace(spec.limits, output_bytes=max(spec.limits.output_bytes, _OUTPUT_BYTES))
         sandbox = await self.backend.start(replace(spec, hosts=(), mounts={}, limits=limits))
         try:
@@ -70,14 +70,15 @@ class IsolatedPrograms:
 
 
 def clashing(spec: SandboxSpec) -> str | None:
-    """A path that a sandbox of `spec` would have to hold both as a file and as a directory, among its files or in a layer.
+    """Return a path that a sandbox of `spec` would have to hold both as a file and as a directory, in its files or layers; None if there is
+    none.
 
-    If the files lie in more than 2048 directories, it is one of those. None if nothing clashes.
+    If the files lie in more than 2048 directories, one of these is returned.
     """
     parents = {parent for path in spec.files for parent in _parents(path)}
     if both := parents & set(spec.files):
         return min(both)
-    if len(parents) > _DIRECTORIES:
+    if len(parents) > _MOST_DIRECTORIES:
         return min(parents)
     for layer in map(Path, spec.layers):
         for parent in sorted(parents):
@@ -98,7 +99,7 @@ def _parents(path: str) -> Iterator[str]:
 
 @cache
 def _text(program: str) -> str:
-    """A program's text, with `encoding` prepended."""
+    """Return a program's source, with that of `encoding` prepended."""
     return "".join((_INSIDE / f"{name}.py").read_text("utf-8") for name in ("encoding", program))
 
 
@@ -121,7 +122,7 @@ class FunctionGrading(BaseModel, frozen=True, extra="forbid"):
     vary: str = Field(default="", description="Python source: vary(random, args) -> further tuples of arguments.")
     holds: str = Field(
         default="",
-        description="Python source: holds(inputs, results) -> bool, for an input and the inputs that vary made of it.",
+        description="Python source: holds(inputs, results) -> bool, for an input and the inputs that vary made from it.",
     )
     draws: int = Field(default=32, ge=1, le=4096, description="Number of inputs drawn.")
     relative: float = Field(
@@ -141,9 +142,9 @@ class FunctionGrading(BaseModel, frozen=True, extra="forbid"):
     @model_validator(mode="after")
     def _decidable(self) -> FunctionGrading:
         if not self.reference and not self.holds:
-            raise ValueError("needs a reference, or holds with vary: without either no answer is right or wrong")
+            raise ValueError("needs a reference, or vary with holds: without either no answer is right or wrong")
         if bool(self.holds) != bool(self.vary):
-            raise ValueError("vary and holds go together: holds says what is true of what vary made")
+            raise ValueError("vary and holds go together: holds checks the results for the inputs that vary made")
         return self
 
     @property
@@ -158,44 +159,46 @@ class FunctionGrading(BaseModel, frozen=True, extra="forbid"):
 
 
 class FunctionGrader:
-    """Implements `Grader` for function tasks. Each grading draws its inputs from another seed."""
+    """Implements `Grader` for function tasks. Each grading draws its inputs with a fresh random seed."""
 
-    def __init__(self, apart: IsolatedPrograms) -> None:
-        self._apart = apart
+    def __init__(self, programs: IsolatedPrograms) -> None:
+        self._programs = programs
 
     async def grade(self, task: Task, rollout: Rollout) -> Grade:
-        asked = read_data(FunctionGrading, task)
-        counted = CountedSources(sources=(asked.path, *asked.sources))
-        filtered = filter_changes(_written(asked, rollout), counted)
+        grading = read_data(FunctionGrading, task)
+        counted = CountedSources(sources=(grading.path, *grading.sources))
+        filtered = filter_changes(_written(grading, rollout), counted)
         seed = secrets.randbits(64)
-        drawn = await self._drawn(task, asked, seed)
-        answers = await self._answers(task, asked, filtered, [line[0] for line in drawn])
+        drawn = await self._drawn(task, grading, seed)
+        answers = await self._answers(task, grading, filtered, [line[0] for line in drawn])
         right = (
-            sum(_is_right(line, answer, asked) for line, answer in zip(drawn, answers, strict=False))
-            if asked.reference
+            sum(_is_right(line, answer, grading) for line, answer in zip(drawn, answers, strict=False))
+            if grading.reference
             else len(answers)
         )
         parts = {"answers": right / len(drawn)}
-        why = f"{right} of {len(drawn)} drawn inputs answered {'rightly' if asked.reference else 'at all'}"
-        if asked.holds:
-            held, groups = await self._relations(task, asked, drawn, answers)
+        why = f"{right} of {len(drawn)} drawn inputs answered {'rightly' if grading.reference else 'at all'}"
+        if grading.holds:
+            held, groups = await self._relations(task, grading, drawn, answers)
             parts["relations"] = held / groups
             why += f", {held} of {groups} relations hold"
         whole = not filtered.suspects and all(part == 1.0 for part in parts.values())
         return Grade(value=float(whole), parts=parts, why=f"{why} (seed {seed})", cheated=filtered.suspects)
 
     async def _run(self, task: Task, spec: SandboxSpec, job: Mapping[str, Any]) -> ExecResult:
-        """Have one of the programs in a sandbox of its own do a job (`inside/answering.py`)."""
-        return await self._apart.run("answering", spec, stdin=json.dumps(job).encode(), timeout=task.grading.timeout_s)
+        """Run one job of `inside/answering.py` in a fresh sandbox."""
+        return await self._programs.run(
+            "answering", spec, stdin=json.dumps(job).encode(), timeout=task.grading.timeout_s
+        )
 
-    async def _drawn(self, task: Task, asked: FunctionGrading, seed: int) -> list[Any]:
-        """The inputs, with the reference's answers if there is a reference."""
-        job: dict[str, Any] = {"draw": asked.draw, "vary": asked.vary, "seed": seed, "count": asked.draws}
-        if asked.reference:
-            job |= {"source": asked.reference, "name": asked.name}
+    async def _drawn(self, task: Task, grading: FunctionGrading, seed: int) -> list[Any]:
+        """Return the drawn inputs, with the reference's results if there is a reference."""
+        job: dict[str, Any] = {"draw": grading.draw, "vary": grading.vary, "seed": seed, "count": grading.draws}
+        if grading.reference:
+            job |= {"source": grading.reference, "name": grading.name}
         result = await self._run(task, SandboxSpec(limits=task.spec.limits), job)
         drawn = lines_of(result.stdout)
-        if result.code != 0 or len(drawn) < asked.draws or len(drawn) % asked.draws:
+        if result.code != 0 or len(drawn) < grading.draws or len(drawn) % grading.draws:
             said = result.stderr.decode("utf-8", "replace")[-300:]
             raise Unavailable(
                 f"task {task.id!r}: its reference answered {len(drawn)} inputs and ended with {result.code}"
@@ -204,67 +207,67 @@ class FunctionGrader:
         return drawn
 
     async def _answers(
-        self, task: Task, asked: FunctionGrading, filtered: FilteredChanges, inputs: list[Any]
+        self, task: Task, grading: FunctionGrading, filtered: FilteredChanges, inputs: list[Any]
     ) -> list[Any]:
-        """The answers of the model's function to the inputs, as far as it got."""
+        """Return the results of the model's function, as far as it got through the inputs."""
         files = written_over(task.spec.files, filtered)
-        if asked.path not in files and not task.spec.layers:
+        if grading.path not in files and not task.spec.layers:
             return []
-        job = {"module": asked.path.removesuffix(".py").replace("/", "."), "name": asked.name, "inputs": inputs}
+        job = {"module": grading.path.removesuffix(".py").replace("/", "."), "name": grading.name, "inputs": inputs}
         result = await self._run(task, replace(task.spec, files=files), job)
-        lines = await asyncio.to_thread(lines_of, result.stdout)  # millions, if the model's code wants
+        lines = await asyncio.to_thread(lines_of, result.stdout)  # on a thread: the model's code may send millions
         return [line for line in lines[: len(inputs)] if isinstance(line, list) and len(line) == 3]
 
     async def _relations(
-        self, task: Task, asked: FunctionGrading, drawn: list[Any], answers: list[Any]
+        self, task: Task, grading: FunctionGrading, drawn: list[Any], answers: list[Any]
     ) -> tuple[int, int]:
-        """How many relations hold, and how many there are."""
-        size = len(drawn) // asked.draws
+        """Return how many relations hold, and how many there are."""
+        size = len(drawn) // grading.draws
         pairs = [[line[0], _returned(answer)] for line, answer in zip(drawn, answers, strict=False)]
         groups = [pairs[at : at + size] for at in range(0, len(pairs), size)]
         whole = [group for group in groups if len(group) == size and all(pair[1] is not _NOTHING for pair in group)]
         if not whole:
-            return 0, asked.draws
-        job = {"holds": asked.holds, "groups": whole}
+            return 0, grading.draws
+        job = {"holds": grading.holds, "groups": whole}
         result = await self._run(task, SandboxSpec(limits=task.spec.limits), job)
-        return sum(line is True for line in lines_of(result.stdout)), asked.draws
+        return sum(line is True for line in lines_of(result.stdout)), grading.draws
 
 
-_NOTHING: Any = object()  # None is an answer
+_NOTHING: Any = object()  # a sentinel, since None is a valid result
 
 
 def _returned(answer: list[Any]) -> Any:
-    said = answer[1]
-    return said[1] if isinstance(said, list) and len(said) == 2 and said[0] == "returned" else _NOTHING
+    outcome = answer[1]
+    return outcome[1] if isinstance(outcome, list) and len(outcome) == 2 and outcome[0] == "returned" else _NOTHING
 
 
-def _is_right(line: list[Any], answer: list[Any], asked: FunctionGrading) -> bool:
-    """True if an answer matches the reference's: the value returned or the error raised, and the arguments afterwards."""
+def _is_right(line: list[Any], answer: list[Any], grading: FunctionGrading) -> bool:
+    """Return True if a result matches the reference's: the value returned or the error raised, and the arguments after the call."""
     try:
         if not same(answer[0], line[0]) or not same(answer[2], line[2]):
             return False
-        kind, told = line[1]
+        kind, expected = line[1]
         if not isinstance(answer[1], list) or len(answer[1]) != 2 or answer[1][0] != kind:
             return False
         if kind == "raised":
-            return isinstance(answer[1][1], list) and told[0] in answer[1][1]
-        return kind == "returned" and same(answer[1][1], told, relative=asked.relative, absolute=asked.absolute)
+            return isinstance(answer[1][1], list) and expected[0] in answer[1][1]
+        return kind == "returned" and same(answer[1][1], expected, relative=grading.relative, absolute=grading.absolute)
     except RecursionError:
         return False
 
 
-def _written(asked: FunctionGrading, rollout: Rollout) -> tuple[Change, ...]:
-    """The rollout's changes, or the code in its last message."""
-    if not asked.message:
+def _written(grading: FunctionGrading, rollout: Rollout) -> tuple[Change, ...]:
+    """Return the rollout's changes, or the code in its last message as a change."""
+    if not grading.message:
         return rollout.changes
     blocks = _FENCED.findall(last_answer(rollout))
     if not blocks:
         return ()
-    return (Change(path=asked.path, kind=ChangeKind.WRITTEN, data=blocks[-1].encode("utf-8", "surrogatepass")),)
+    return (Change(path=grading.path, kind=ChangeKind.WRITTEN, data=blocks[-1].encode("utf-8", "surrogatepass")),)
 
 
 def written_over(files: Mapping[str, bytes], filtered: FilteredChanges) -> dict[str, bytes]:
-    """A task's files after the changes that count."""
+    """Return a task's files with the counted changes applied."""
     after = dict(files)
     for change in filtered.kept:
         if change.kind is ChangeKind.DELETED:
@@ -275,7 +278,7 @@ def written_over(files: Mapping[str, bytes], filtered: FilteredChanges) -> dict[
 
 
 def read_data(model: type[D], task: Task) -> D:
-    """Parse a task's `grading.data`. Raises BadConfig with the task, the field and what is wrong with it."""
+    """Parse a task's `grading.data`. Raises BadConfig that names the task, the field and the error."""
     try:
         return model.model_validate(dict(task.grading.data))
     except ValidationError as error:

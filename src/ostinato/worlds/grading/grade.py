@@ -1,4 +1,4 @@
-"""The grade of a rollout, the reason for it, and the graders of text: a pattern to be shown, and a suggestion that may be silent."""
+"""The grade of a rollout, the `Grader` protocol, and two graders of text: a regular expression, and a suggestion that may be withheld."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ostinato.worlds.tasks.task import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grade:
-    """A grade: `value` is in [0, 1]; `parts` are its components; `why` is for people; `cheated` names attempts to fake the outcome.
-    `verified` is the value before a judge or the price of effort changed it; None: nothing did.
+    """A grade: `value` in [0, 1]; `parts`, its components; `why`, an explanation for people; `cheated`, attempts to fake the outcome;
+    `verified`, the value before a judge or the cost of effort changed it (None: neither did).
 
     Example: ``Grade(value=1.0, parts={"fail_to_pass": 1.0, "pass_to_pass": 1.0}, why="2 of 2 and 11 of 11 tests pass")``
     """
@@ -31,15 +31,17 @@ class Grade:
 
     @property
     def solved(self) -> bool:
-        """True if the value, before judges and effort, is 1 and nothing was faked."""
+        """True if the value, before judges and the cost of effort, is 1 and nothing was faked."""
         return (self.value if self.verified is None else self.verified) >= 1.0 and not self.cheated
 
 
 class Grader(Protocol):
-    """Grades outcomes in sandboxes of its own, never in the one that the model worked in."""
+    """Grades outcomes in its own sandboxes, never in the one that the model worked in."""
 
     async def grade(self, task: Task, rollout: Rollout) -> Grade:
-        """Raises BadConfig for a task that it cannot grade, Unavailable if grading itself failed: a missing grade is not a grade of 0."""
+        """Grade an outcome. Raises BadConfig for a task that it cannot grade, Unavailable if grading itself failed: a missing grade is not
+        a grade of 0.
+        """
         ...
 
 
@@ -51,13 +53,13 @@ MAX_TEXT = 20_000
 
 
 def last_answer(rollout: Rollout) -> str:
-    """The text of the model's last message; empty if it said nothing."""
-    said = [message.text for message in rollout.messages if message.role is Role.ASSISTANT]
-    return said[-1] if said else ""
+    """Return the text of the model's last message, or "" if there is none."""
+    texts = [message.text for message in rollout.messages if message.role is Role.ASSISTANT]
+    return texts[-1] if texts else ""
 
 
 def read_pattern(task: Task) -> regex.Pattern[str]:
-    """The task's pattern, compiled. Raises BadConfig."""
+    """Return the task's pattern, compiled. Raises BadConfig."""
     pattern = task.grading.data.get("pattern")
     if not isinstance(pattern, str) or not 0 < len(pattern) <= MAX_PATTERN:
         raise BadConfig(f"task {task.id!r}: grader 'pattern' needs a string 'pattern' of 1 to {MAX_PATTERN} characters")
@@ -68,9 +70,9 @@ def read_pattern(task: Task) -> regex.Pattern[str]:
 
 
 class PatternGrader:
-    """Implements `Grader`: 1 if `grading.data["pattern"]`, a regular expression, is found in the last message's first 20,000 characters.
+    """Implements `Grader`: 1 if `grading.data["pattern"]`, a regular expression, matches within the last message's first 20,000 characters.
 
-    The search runs on a thread, without the interpreter's lock, for `grading.timeout_s` at most; then it is Unavailable.
+    The search runs on a thread without the GIL, for at most `grading.timeout_s`; after that, Unavailable is raised.
     """
 
     async def grade(self, task: Task, rollout: Rollout) -> Grade:
@@ -86,7 +88,7 @@ class PatternGrader:
 
 
 def read_suggestion(task: Task) -> tuple[str, str, float]:
-    """The task's `meant`, `nothing` and `t`. Raises BadConfig."""
+    """Return the task's `meant`, `nothing` and `t`. Raises BadConfig."""
     meant, nothing, t = (task.grading.data.get(name) for name in ("meant", "nothing", "t"))
     if not (isinstance(meant, str) and isinstance(nothing, str) and isinstance(t, float) and 0.0 < t < 1.0):
         raise BadConfig(
@@ -96,9 +98,9 @@ def read_suggestion(task: Task) -> tuple[str, str, float]:
 
 
 class SuggestionGrader:
-    """Implements `Grader`: 1 if the last message is `meant`, 0 if it is anything else, and `t` if it is empty or `nothing`.
+    """Implements `Grader`: 1 if the last message is `meant`, `t` if it is empty or `nothing` (no suggestion), and 0 for anything else.
 
-    That is the reward of `ostinato.reward.functions.tab` plus t: a policy's mean score is t plus its mean reward.
+    This is the reward of `ostinato.reward.functions.tab` plus t, so a policy's mean score is its mean reward plus t.
     """
 
     async def grade(self, task: Task, rollout: Rollout) -> Grade:

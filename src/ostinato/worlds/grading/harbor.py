@@ -1,7 +1,7 @@
 """Grades a Harbor task as Harbor does: `tests/test.sh` runs on the outcome and writes a reward to /logs/verifier.
 
-The outcome is put into a fresh sandbox first, so nothing that the model started is still running, and the tests lie in /tests, read-only.
-The script runs what the model wrote, though, and trusts it: unlike the other graders, this one cannot tell a forged reward.
+It runs in a fresh sandbox with the outcome, so no process that the model started is alive, and with the tests read-only in /tests. But the
+script runs the model's code and trusts it: unlike the other graders, this one cannot detect a forged reward.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ostinato.worlds.tasks.task import Task
 
 SCRIPT = "tests/test.sh"
 _LOGS = ("verifier", "agent", "artifacts")
-_PLACE = "/tmp/logs"
+_LOG_ROOT = "/tmp/logs"
 _REWARDS = ("reward.txt", "reward.json")
 _STEP_S = 30.0
 _MOST_CHARS = 65_536
@@ -39,16 +39,18 @@ class HarborGrading(BaseModel, frozen=True, extra="forbid"):
     Example: ``HarborGrading(harbor={}, env={"LEVEL": "2"})``
     """
 
-    harbor: dict[str, str] = Field(default_factory=dict[str, str], description="The folder's own texts, by path.")
-    env: dict[str, str] = Field(default_factory=dict[str, str], description="Variables of the tests.")
+    harbor: dict[str, str] = Field(
+        default_factory=dict[str, str], description="The task folder's own text files, by path."
+    )
+    env: dict[str, str] = Field(default_factory=dict[str, str], description="Environment variables of the tests.")
 
 
 def read_harbor(task: Task) -> HarborGrading:
     """Parse a Harbor task's `grading.data`. Raises BadConfig, also if there is no `tests/test.sh`."""
-    asked = read_data(HarborGrading, task)
+    grading = read_data(HarborGrading, task)
     if SCRIPT not in task.grading.hidden:
         raise BadConfig(f"task {task.id!r}: grading.hidden: {SCRIPT} is missing, so nothing says whether it is solved")
-    return asked
+    return grading
 
 
 class HarborGrader:
@@ -58,7 +60,7 @@ class HarborGrader:
         self._backend = backend
 
     async def grade(self, task: Task, rollout: Rollout) -> Grade:
-        asked = read_harbor(task)
+        grading = read_harbor(task)
         with tempfile.TemporaryDirectory(prefix="ostinato-harbor-") as place:
             tests, logs = Path(place) / "tests", Path(place) / "logs"
             await asyncio.to_thread(_lay_out, task.grading.hidden, tests, logs)
@@ -66,19 +68,19 @@ class HarborGrader:
             sandbox = await self._backend.start(spec)
             try:
                 await _put_outcome(sandbox, rollout)
-                await sandbox.exec(("mkdir", "-p", *(f"{_PLACE}/{name}" for name in _LOGS)), timeout=_STEP_S)
-                ran = await sandbox.exec(("bash", "/tests/test.sh"), env=asked.env, timeout=task.grading.timeout_s)
+                await sandbox.exec(("mkdir", "-p", *(f"{_LOG_ROOT}/{name}" for name in _LOGS)), timeout=_STEP_S)
+                ran = await sandbox.exec(("bash", "/tests/test.sh"), env=grading.env, timeout=task.grading.timeout_s)
                 for name in _REWARDS:
-                    found = await sandbox.exec(("cat", f"{_PLACE}/verifier/{name}"), timeout=_STEP_S)
-                    if found.code == 0:
-                        return _graded(name, found.stdout.decode(errors="replace")[:_MOST_CHARS])
+                    read = await sandbox.exec(("cat", f"{_LOG_ROOT}/verifier/{name}"), timeout=_STEP_S)
+                    if read.code == 0:
+                        return _graded(name, read.stdout.decode(errors="replace")[:_MOST_CHARS])
             finally:
                 await asyncio.shield(sandbox.stop())
         return Grade(value=0.0, why=f"{SCRIPT} wrote no reward: {_ended(ran)}")
 
 
 def _lay_out(hidden: Mapping[str, bytes], tests: Path, logs: Path) -> None:
-    """Write the tests, and a directory whose links lead to where a sandbox can write."""
+    """Write the tests, and a /logs directory of symbolic links to a place that is writable in the sandbox."""
     for path, data in hidden.items():
         if path.startswith("tests/"):
             file = tests / path.removeprefix("tests/")
@@ -87,13 +89,11 @@ def _lay_out(hidden: Mapping[str, bytes], tests: Path, logs: Path) -> None:
             file.chmod(0o755)
     logs.mkdir()
     for name in _LOGS:
-        (logs / name).symlink_to(f"{_PLACE}/{name}")
+        (logs / name).symlink_to(f"{_LOG_ROOT}/{name}")
 
 
 async def _put_outcome(sandbox: Sandbox, rollout: Rollout) -> None:
-    """Make the changes of the rollout. A path that cannot be written, such as one below a file, or for which there is no room, is left
-    out.
-    """
+    """Apply the rollout's changes. A path that cannot be written, because a parent is a file or the disk is full, is left out."""
     for change in rollout.changes:
         match change.kind:
             case ChangeKind.WRITTEN:
@@ -113,13 +113,13 @@ async def _put_outcome(sandbox: Sandbox, rollout: Rollout) -> None:
 
 
 def _graded(name: str, text: str) -> Grade:
-    """The grade that a reward file tells: a number, or an object of numbers, of which "reward" counts, else their mean."""
+    """Return the grade in a reward file, which holds a number, or an object of numbers: its "reward", or their mean if it has none."""
     try:
-        told: Any = json.loads(text) if name.endswith(".json") else float(text)
+        content: Any = json.loads(text) if name.endswith(".json") else float(text)
         parts = (
-            {str(key): float(value) for key, value in told.items()}
-            if isinstance(told, dict)
-            else {"reward": float(told)}
+            {str(key): float(value) for key, value in content.items()}
+            if isinstance(content, dict)
+            else {"reward": float(content)}
         )
     except (ValueError, TypeError, OverflowError, RecursionError):
         parts = dict[str, float]()
@@ -132,6 +132,6 @@ def _graded(name: str, text: str) -> Grade:
 
 
 def _ended(ran: ExecResult) -> str:
-    said = (ran.stderr or ran.stdout).decode(errors="replace").strip()[-300:]
-    how = f"it was ended ({ran.killed_reason})" if ran.killed_reason else f"it ended with {ran.code}"
-    return f"{how}: {said}" if said else how
+    output = (ran.stderr or ran.stdout).decode(errors="replace").strip()[-300:]
+    how = f"it was killed ({ran.killed_reason})" if ran.killed_reason else f"it ended with {ran.code}"
+    return f"{how}: {output}" if output else how

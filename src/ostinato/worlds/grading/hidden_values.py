@@ -1,8 +1,8 @@
-"""Removes expected values from tests, so that the code under test cannot find them there.
+"""Seals tests: removes expected values from them, so that the code under test cannot read them there.
 
-Tests share an interpreter with the code under test, which can read every frame, patch every function and write to every descriptor: no
-verdict and no expected value is safe in there. So a sealed test decides nothing. ``assert f(3) == 9`` becomes
-``witness.equal("5f0c", f(3))``: the value seen is reported to the grader, outside, which alone knows that it should be 9.
+Tests share an interpreter with the code under test, which can read every frame, patch every function and write to every descriptor, so no
+verdict and no expected value is safe there. A sealed test therefore decides nothing. ``assert f(3) == 9`` becomes
+``witness.equal("5f0c", f(3))``: it reports the value to the grader outside, which alone knows that 9 is expected.
 
 | claim in the test | what the sandbox still knows | what it takes to fake it |
 |---|---|---|
@@ -10,7 +10,7 @@ verdict and no expected value is safe in there. So a sealed test decides nothing
 | `x == approx(0.3)` | the same | the right value, near enough |
 | `with raises(ValueError, match="...")` | that something may be raised | the right error |
 | `x == g(y)`: `PAIR` | both values; they are compared outside | reading the other side in the test's code |
-| `x > 3`, `isinstance(x, T)`: `TRUTH` | a truth value, negated at random in each grading | reading the test's bytecode |
+| `x > 3`, `isinstance(x, T)`: `TRUTH` | a truth value, randomly negated in each grading | reading the test's bytecode |
 | anything else that can fail | that it failed | patching the runner |
 """
 
@@ -24,7 +24,7 @@ from enum import StrEnum
 from typing import Any
 
 Place = tuple[int, int]
-"""Line and column of a claim in the test's own source: the same in every grading."""
+"""Line and column of a claim in the test's original source, the same in every grading."""
 
 _TRUTHS: Mapping[str, type[ast.cmpop]] = {
     "assertNotEqual": ast.NotEq, "assertIs": ast.Is, "assertIsNot": ast.IsNot, "assertIn": ast.In, "assertNotIn": ast.NotIn,
@@ -35,7 +35,7 @@ _NEAR = (1e-6, 1e-12)  # pytest.approx's defaults
 
 
 class Claim(StrEnum):
-    """What a test claims about a value."""
+    """The kind of claim that a test makes about a value."""
 
     EQUAL = "equal"
     PAIR = "pair"
@@ -45,10 +45,11 @@ class Claim(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """One claim of a test, and the expectation there, which only the grader knows.
+    """One claim of a test, and the expected value, which only the grader knows.
 
-    If `known`, `value` is the expected Python value; otherwise the value that the solution showed is expected. `errors` are the names of
-    error classes, one of which must be raised with a message in which `pattern` is found.
+    If `known`, the expected value is `value`; otherwise it is the value from the solution's run. `near`: relative and absolute tolerance.
+    `flipped`: the reported truth value is negated. `errors`: names of exception classes, one of which must be raised with a message that
+    `pattern` matches.
 
     Example: ``Site(place=(3, 4), claim=Claim.EQUAL, known=True, value=9)``
     """
@@ -65,7 +66,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedTests:
-    """A test file without its expected values, and its sites by the keys that it reports.
+    """A test file without its expected values, and its sites by the keys under which it reports.
 
     Example: ``SealedTests(text="import _w5f ...", sites={"5f0c": site})``
     """
@@ -82,9 +83,9 @@ def seal(
     Args:
         source: its Python source.
         witness: the name of the module that reports to the grader; it must be unpredictable.
-        drawn: draws keys, and which truths are negated.
-        open_places: claims that a rehearsal with the solution found impossible to seal; they are left unchanged.
-        names: also take expected values out of parameters and local names; then only the solution's run shows what they were.
+        drawn: the random generator for keys and for which truth values are negated.
+        open_places: claims that the rehearsal found impossible to seal. They are left unchanged.
+        names: also remove expected values from parameters and local variables. Only the solution's run then shows what they were.
 
     Raises SyntaxError.
     """
@@ -120,11 +121,11 @@ class _Sealer(ast.NodeTransformer):
         return node
 
     def visit_Assert(self, node: ast.Assert) -> list[ast.stmt]:
-        return [self._told(each) for each in _conjuncts(node.test)]
+        return [self._sealed_claim(each) for each in _conjuncts(node.test)]
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         claim = _unittest_claim(node.value)
-        return self._told(claim) if claim is not None else node
+        return self._sealed_claim(claim) if claim is not None else node
 
     def visit_With(self, node: ast.With) -> ast.AST:
         self.generic_visit(node)
@@ -137,8 +138,8 @@ class _Sealer(ast.NodeTransformer):
                 item.context_expr = self._call("raises", site)
         return node
 
-    def _told(self, test: ast.expr) -> ast.stmt:
-        """The statement that replaces a claim."""
+    def _sealed_claim(self, test: ast.expr) -> ast.stmt:
+        """Return the statement that replaces a claim."""
         place = _place(test)
         if place in self._open:
             return ast.copy_location(ast.Assert(test=test), test)
@@ -165,7 +166,7 @@ class _Sealer(ast.NodeTransformer):
 
 
 def _conjuncts(test: ast.expr) -> list[ast.expr]:
-    """The claims that ``and`` joins."""
+    """Return the claims that ``and`` joins."""
     return test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
 
 
@@ -174,7 +175,7 @@ def _place(node: ast.expr) -> Place:
 
 
 def _equal_sides(test: ast.expr) -> tuple[ast.expr, ast.expr] | None:
-    """Both sides of ``a == b``, or of ``a is None`` and the like."""
+    """Return both sides of ``a == b``, or of ``a is None`` and the like."""
     if not isinstance(test, ast.Compare) or len(test.ops) != 1:
         return None
     right = test.comparators[0]
@@ -185,7 +186,7 @@ def _equal_sides(test: ast.expr) -> tuple[ast.expr, ast.expr] | None:
 
 
 def _literal(node: ast.expr) -> tuple[Any, tuple[float, float]] | None:
-    """A literal's value and its relative and absolute tolerance; None if the node is no literal."""
+    """Return a literal's value with its relative and absolute tolerance, or None if the node is no literal."""
     near = (0.0, 0.0)
     if isinstance(node, ast.Call) and _is_approximate(node) and len(node.args) == 1:
         bounds = {keyword.arg: _literal(keyword.value) for keyword in node.keywords}
@@ -208,7 +209,7 @@ def _is_approximate(node: ast.expr) -> bool:
 
 
 def _dotted(node: ast.expr) -> str:
-    """``a.b.c`` of a name or attribute; "" for anything else."""
+    """Return the dotted name ``a.b.c`` of a name or attribute, or "" for anything else."""
     if isinstance(node, ast.Name):
         return node.id
     before = _dotted(node.value) if isinstance(node, ast.Attribute) else ""
@@ -216,7 +217,7 @@ def _dotted(node: ast.expr) -> str:
 
 
 def _unittest_claim(node: ast.expr) -> ast.expr | None:
-    """The claim of ``self.assertEqual(a, b)`` and the like, as an expression."""
+    """Return the claim of ``self.assertEqual(a, b)`` and the like as an expression, or None for other nodes."""
     if not isinstance(node, ast.Call) or not _dotted(node.func).startswith("self.assert") or not node.args:
         return None
     name, arguments = _dotted(node.func)[5:], node.args
@@ -233,7 +234,7 @@ def _unittest_claim(node: ast.expr) -> ast.expr | None:
 
 
 def _errors(node: ast.expr) -> tuple[tuple[str, ...], str | None] | None:
-    """The classes that ``raises(...)`` names and its pattern; None if the source does not show them."""
+    """Return the exception classes that ``raises(...)`` names and its pattern, or None if the source does not show them."""
     if not isinstance(node, ast.Call) or _dotted(node.func) not in (
         "pytest.raises", "raises", "self.assertRaises", "self.assertRaisesRegex",
     ):  # fmt: skip
@@ -254,18 +255,18 @@ def _errors(node: ast.expr) -> tuple[tuple[str, ...], str | None] | None:
     return (names, pattern) if all(name[:1].isupper() for name in names) else None
 
 
-# ---------------------------------------------------------------- expected values that have a name
+# ---------------------------------------------------------------- expected values in variables and parameters
 
 
 def _blank(function: ast.FunctionDef, open_places: frozenset[Place]) -> set[str]:
-    """Remove from a test the values of names that are only used in comparisons. Returns the names."""
+    """Blank the values of names that a test uses only as expected values in comparisons. Returns these names."""
     compared, elsewhere = _uses(function, open_places)
     only = compared - elsewhere
     return _blank_parameters(function, only) | _blank_locals(function, only)
 
 
 def _uses(function: ast.FunctionDef, open_places: frozenset[Place]) -> tuple[set[str], set[str]]:
-    """Names that stand alone on one side of an equality that will be sealed, and names that are used in another way."""
+    """Return the names that are one whole side of an equality to be sealed, and the names that are used in another way."""
     compared: set[str] = set()
     bare: set[int] = set()
     for node in ast.walk(function):
@@ -277,7 +278,7 @@ def _uses(function: ast.FunctionDef, open_places: frozenset[Place]) -> tuple[set
             if sides is None or _place(claim) in open_places:
                 continue
             names = [side for side in sides if isinstance(side, ast.Name)]
-            if len(names) == 1:  # of two names it is unknown which is the expected one
+            if len(names) == 1:  # with two names, either could be the expected value
                 compared.add(names[0].id)
                 bare.add(id(names[0]))
     loads = (node for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
@@ -285,7 +286,7 @@ def _uses(function: ast.FunctionDef, open_places: frozenset[Place]) -> tuple[set
 
 
 def _blank_parameters(function: ast.FunctionDef, only: set[str]) -> set[str]:
-    """Take expected values out of ``parametrize``, row by row."""
+    """Blank expected values in the rows of ``parametrize``. Returns the parameters' names."""
     blanked: set[str] = set()
     for call in function.decorator_list:
         if not isinstance(call, ast.Call) or not _dotted(call.func).endswith("mark.parametrize") or len(call.args) != 2:
@@ -309,7 +310,7 @@ def _blank_parameters(function: ast.FunctionDef, only: set[str]) -> set[str]:
 
 
 def _cells(row: ast.expr, width: int) -> list[ast.expr] | None:
-    """A row's cells, as a list to be modified in place; None if there are not `width` plain cells."""
+    """Return a row's cells as a list to be modified in place, or None if there are not `width` plain cells."""
     if isinstance(row, ast.Tuple | ast.List):
         cells = row.elts
     elif isinstance(row, ast.Call) and _dotted(row.func).rpartition(".")[2] == "param":
@@ -320,7 +321,7 @@ def _cells(row: ast.expr, width: int) -> list[ast.expr] | None:
 
 
 def _blank_locals(function: ast.FunctionDef, only: set[str]) -> set[str]:
-    """Take literals out of ``expected = [...]``."""
+    """Blank literals in assignments such as ``expected = [...]``. Returns the variables' names."""
     stored: dict[str, int] = {}
     for node in ast.walk(function):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

@@ -1,6 +1,6 @@
-"""A model that judges outcomes in addition to the verifier, one axis of a rubric at a time.
+"""LLM-as-a-judge: a model that judges outcomes in addition to the verifier, or alone, one axis of a rubric at a time.
 
-If it fails, is silent or answers nonsense, only its judgement on that axis is lost: a missing grade is not a grade of 0.
+If it fails, times out or gives an invalid answer, only the judgement on that axis is missing: a missing grade is not a grade of 0.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ostinato.worlds.grading.rubrics import PROMPT, Axis, RubricConfig, messages
 from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.tasks.task import Task
 
-_OTHER_SHAPE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
-"""What reading an answer of another shape than OpenAI's may raise."""
+_PARSE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What parsing a response may raise if it does not have OpenAI's shape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisWord:
-    """The judgement on one axis. `option` is None if there was no answer, or not the same in both orders; `why` says which.
+    """The judgement on one axis. `option` is None if there was no valid answer, or a different one in each order; `why` says which.
 
     Example: ``AxisWord(axis="clarity", option="clear", why="", tokens=812, seconds=1.4)``
     """
@@ -40,7 +40,7 @@ class AxisWord:
 
 
 class RubricJudge:
-    """Asks a model about outcomes. An async context manager. `key` is the model's API key; empty: none."""
+    """Client of the judge model. An async context manager. `key` is the model's API key; empty: none."""
 
     def __init__(self, config: RubricConfig, key: str = "") -> None:
         self.config = config
@@ -59,32 +59,32 @@ class RubricJudge:
             self._session = None
 
     async def words(self, material: Mapping[str, str]) -> list[AxisWord]:
-        """The judgement on each axis. Failures of the model or its endpoint are never raised."""
+        """Return the judgement on each axis. Failures of the model or its endpoint are never raised."""
         return list(await asyncio.gather(*(self._word(axis, material) for axis in self.config.axes)))
 
     async def _word(self, axis: Axis, material: Mapping[str, str]) -> AxisWord:
         began, tokens = time.monotonic(), 0
-        said: list[str | None] = []
+        options: list[str | None] = []
         why = ""
         for backwards in (False, True):
             try:
                 answer, used = await self._ask(axis, material, backwards=backwards)
-            except (aiohttp.ClientError, TimeoutError, *_OTHER_SHAPE) as error:
+            except (aiohttp.ClientError, TimeoutError, *_PARSE_ERRORS) as error:
                 why = f"failed: {type(error).__name__}"
                 break
             tokens += used
-            said.append(option_in(axis, answer))
-            if said[-1] is None:
+            options.append(option_in(axis, answer))
+            if options[-1] is None:
                 why = "no option"
                 break
-        if not why and said[0] != said[1]:
+        if not why and options[0] != options[1]:
             why = "changed with the order"
-        option = None if why else said[0]
+        option = None if why else options[0]
         return AxisWord(axis=axis.name, option=option, why=why, tokens=tokens, seconds=time.monotonic() - began)
 
     async def _ask(self, axis: Axis, material: Mapping[str, str], *, backwards: bool) -> tuple[str, int]:
         if self._session is None:
-            raise ValueError("the judge is used outside of its context")
+            raise ValueError("enter the judge's context first")
         form: dict[str, Any] = {"name": "option", "schema": schema_of(axis), "strict": True}
         body = {
             "model": self.config.model,
@@ -101,9 +101,10 @@ class RubricJudge:
 
 
 class JudgedGrader:
-    """Implements `Grader`: the weighted mean of a verifier's value and a judge's, with the configured weights.
+    """Implements `Grader`: the weighted mean of a verifier's value and the values of a judge's axes.
 
-    An axis without a judgement is left out with its weight. Parts hold each axis's value, `judge_tokens`, `judge_seconds`, `judge_silent`.
+    An axis without a judgement is left out together with its weight. `Grade.parts` holds each axis's value, and `judge_tokens`,
+    `judge_seconds` and `judge_silent` (the number of axes without a judgement).
     """
 
     def __init__(self, verifier: Grader, judge: RubricJudge) -> None:
@@ -116,11 +117,11 @@ class JudgedGrader:
         if grade.cheated or (config.only_solved and not grade.solved):
             return grade
         words = await self._judge.words(shown_of(task, rollout))
-        weighed: list[tuple[float, float | None]] = [(config.verifier, grade.value)]
+        weighted: list[tuple[float, float | None]] = [(config.verifier, grade.value)]
         parts = {**grade.parts, "verifier": grade.value}
         for axis, word in zip(config.axes, words, strict=True):
             value = axis.options[word.option] if word.option is not None else None
-            weighed.append((axis.weight, value))
+            weighted.append((axis.weight, value))
             if value is not None:
                 parts[axis.name] = value
         parts |= {
@@ -130,11 +131,13 @@ class JudgedGrader:
         }
         silent = "".join(f", no word on {word.axis} ({word.why})" for word in words if word.option is None)
         why = f"{grade.why}; judged by {config.model}, {PROMPT}{silent}"
-        return replace(grade, value=mixed(weighed), parts=parts, why=why, verified=grade.value)
+        return replace(grade, value=mixed(weighted), parts=parts, why=why, verified=grade.value)
 
 
 class RubricGrader:
-    """Implements `Grader`: the weighted mean of a judge's axes alone, for answers that no program can verify. `judge` None: none is set."""
+    """Implements `Grader`: the weighted mean of a judge's axes alone, for answers that no program can verify. `judge` None: not
+    configured.
+    """
 
     def __init__(self, judge: RubricJudge | None) -> None:
         self._judge = judge
@@ -154,7 +157,7 @@ class RubricGrader:
 
 
 def shown_of(task: Task, rollout: Rollout) -> dict[str, str]:
-    """The material for a judge: the task's messages, the files written, and the last message."""
+    """Return the material that a judge sees: the task's messages, the written files, and the last message."""
     written = (change for change in rollout.changes if change.kind is ChangeKind.WRITTEN)
     return {
         "asked": "\n".join(message.text for message in task.messages),

@@ -1,8 +1,8 @@
-"""Graders of the operator's own, as Python functions: ``grade(task, rollout)`` gives a number from 0 to 1, or a `Grade`.
+"""Custom graders: the operator's own Python functions. ``grade(task, rollout)`` returns a number from 0 to 1, or a `Grade`.
 
-They run in a process of their own, so that one that hangs, exits or prints disturbs nothing but the grade that it was asked
-for. The module is imported here, too, for errors at the start and for the hash of the function's source. The process runs this module:
-outcomes in, grades out, one line of JSON each, many at a time. It is killed with all that it started when a grade is late.
+Each runs in a child process, so that a function that hangs, exits or prints affects only the grades that it was asked for. The module is
+also imported in this process, to report errors at startup and to hash the function's source. The child process runs this module: it reads
+outcomes and writes grades, one JSON line each, many concurrently. When a grade is late, the child is killed with all that it started.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.tasks.task import Task
 
 ROUNDING = 1e-9
-"""By which a sum of shares may miss 0 or 1."""
+"""Tolerance beyond [0, 1] for the rounding errors of a grade."""
 LOAD_S = 60.0
-"""Longest import of a grader's module in its process."""
-LONGEST_LINE = 1 << 22  # bytes of an answer
-LONGEST_TEXT = 500  # characters of what a function raised, or gave instead of a grade
+"""Timeout of the import of a grader's module in its process."""
+LONGEST_LINE = 1 << 22  # bytes of a response
+LONGEST_TEXT = 500  # characters of the error that a function raised, or of the invalid value that it returned
 
-# ---------------------------------------------------------------- the wire
+# ---------------------------------------------------------------- wire format
 
 
 READY = b'"Ready"\n'
@@ -48,7 +48,7 @@ _grade = TypeAdapter(tuple[Grade], config=_config)
 
 
 def answer_line(number: int, kind: str, told: Any) -> bytes:
-    """The answer to a question as a line: a `grade`, what the function `raised`, or what is `unusable`."""
+    """Return the response to request `number` as a line. `kind` is "grade", "raised" (an error) or "unusable" (an invalid return value)."""
     if kind == "grade":
         told = _grade.dump_python((told,), mode="json")[0]
     elif len(told) > LONGEST_TEXT:
@@ -56,58 +56,58 @@ def answer_line(number: int, kind: str, told: Any) -> bytes:
     return json.dumps([number, kind, told]).encode() + b"\n"
 
 
-# ---------------------------------------------------------------- the process
+# ---------------------------------------------------------------- the child process, seen from its parent
 
 
 class _GradingProcess:
-    """A child that has loaded the function, and the questions that it is busy with."""
+    """A child process that has loaded the function, and the requests that it has not answered yet."""
 
     def __init__(self, child: ChildProcess) -> None:
         self._child = child
         self._numbers = itertools.count()
-        self._asked: dict[int, asyncio.Future[tuple[str, Any]]] = {}
+        self._pending: dict[int, asyncio.Future[tuple[str, Any]]] = {}
         self._reading = asyncio.create_task(self._read())
         self.ended = self._retired = False
 
     async def ask(self, task: Task, rollout: Rollout) -> tuple[str, Any]:
-        """The kind of the answer and the answer. Raises Unavailable."""
+        """Send a request. Returns the kind of the response, and its content. Raises Unavailable."""
         if self.ended:
             raise Unavailable(f"its process ended ({self._child.process.returncode})")
         number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
-        self._asked[number] = answer
+        self._pending[number] = answer
         try:
             await self._child.send([_question.dump_json((number, task, rollout)) + b"\n"])
             return await answer
         finally:
-            del self._asked[number]
+            del self._pending[number]
             await self._close_if_done()
 
     async def retire(self) -> None:
-        """Kill it once the questions that it is busy with have ended. No more may be asked."""
+        """Kill the child once its pending requests are done. No more requests may be sent."""
         self._retired = True
         await self._close_if_done()
 
     async def _close_if_done(self) -> None:
-        if self._retired and not self._asked and not self.ended:
+        if self._retired and not self._pending and not self.ended:
             await self.close()
 
     async def close(self) -> None:
-        """Kill it and all that it started. Idempotent."""
+        """Kill the child and all that it started. Idempotent."""
         self.ended = True
         self._reading.cancel()
         await self._child.kill()
 
     async def _read(self) -> None:
-        with contextlib.suppress(ValueError, TypeError):  # no answer of ours, or one that is too long
+        with contextlib.suppress(ValueError, TypeError):  # an invalid or overlong line ends the child
             while line := await self._child.answers.readline():
                 number, kind, told = json.loads(line)
-                answer = self._asked.get(number)
+                answer = self._pending.get(number)
                 if answer is not None and not answer.done():
                     answer.set_result((kind, told))
         self.ended = True
         await self._child.kill()
         why = Unavailable(f"its process ended ({self._child.process.returncode})")
-        for answer in self._asked.values():
+        for answer in self._pending.values():
             if not answer.done():
                 answer.set_exception(why)
 
@@ -116,11 +116,12 @@ class _GradingProcess:
 
 
 class OwnGrader:
-    """Implements `Grader` by a function, plain or async, which has the task's `grading.timeout_s` for one outcome.
+    """Implements `Grader` by a function, plain or async, with the task's `grading.timeout_s` for each outcome.
 
-    A plain function runs on a thread of its own, so that one that waits holds up no other. When a grade is late, the process gets no more
-    questions and is killed once the others that it is busy with have ended. What the function raises, no answer in time, and the end of
-    its process are Unavailable: a missing grade is not a grade of 0. `identity` is the setting's value and a hash of the function's source.
+    A plain function runs on its own thread per call, so that a call that waits does not block the others. When a grade is late, the child
+    process gets no more requests and is killed once its other pending requests are done. An error that the function raises, a timeout, and
+    the end of the child process are Unavailable: a missing grade is not a grade of 0. `identity` is the setting's value with a hash of the
+    function's source.
 
     `key` is the setting, and `name` its value, "module:function". Beyond `memory_bytes` of private memory (None: no limit) the function
     gets a MemoryError.
@@ -153,13 +154,13 @@ class OwnGrader:
         return _grade.validate_python((told,))[0]
 
     async def close(self) -> None:
-        """Kill the process that runs the function, if there is one. Idempotent; `grade` may be called again afterwards."""
+        """Kill the child process, if there is one. Idempotent. `grade` may be called again afterwards."""
         process, self._process = self._process, None
         if process is not None:
             await process.close()
 
     async def _running(self, where: str) -> _GradingProcess:
-        """The process that questions go to, started if there is none. Raises Unavailable."""
+        """Return the child process, started if there is none. Raises Unavailable."""
         async with self._starting:
             if self._process is None or self._process.ended:
                 child = await ChildProcess.start("ostinato.worlds.grading.own", longest_line=LONGEST_LINE)
@@ -171,7 +172,7 @@ class OwnGrader:
                 except BaseException as error:
                     await child.kill()
                     if isinstance(error, TimeoutError):
-                        raise Unavailable(f"{where}: its module is not imported in {LOAD_S:g} s") from error
+                        raise Unavailable(f"{where}: the import of its module took more than {LOAD_S:g} s") from error
                     raise
                 if line != READY:
                     await child.kill()
@@ -184,14 +185,14 @@ class OwnGrader:
 def _source(function: Callable[..., Any]) -> bytes:
     try:
         return inspect.getsource(function).encode()
-    except (OSError, TypeError):  # not written in Python, or an object
+    except (OSError, TypeError):  # not written in Python, or a callable object
         return b""
 
 
 def own_graders(
     names: Mapping[str, str], built_in: tuple[str, ...], memory_bytes: int | None = None
 ) -> dict[str, OwnGrader]:
-    """The graders that `worlds.graders` names. Raises BadConfig for a name that a built-in grader has, or a function that is not there."""
+    """Return the graders that `worlds.graders` names. Raises BadConfig for the name of a built-in grader, or for a missing function."""
     for name in names:
         if name in built_in:
             raise BadConfig(f"worlds.graders.{name}: a built-in grader has this name; choose another")
@@ -202,7 +203,7 @@ def own_graders(
     }
 
 
-# ---------------------------------------------------------------- in the process itself
+# ---------------------------------------------------------------- inside the child process
 
 
 def main() -> None:
@@ -214,7 +215,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (hello["memory_bytes"], hello["memory_bytes"]))
     try:
         function = find_function(hello["key"], hello["name"])
-    except BaseException as error:  # noqa: BLE001 - an import may raise anything, SystemExit too
+    except BaseException as error:  # noqa: BLE001 - an import may raise anything, also SystemExit
         why = str(error) if isinstance(error, BadConfig) else f"importing it raised {type(error).__name__}: {error}"
         answers.write(json.dumps(why).encode() + b"\n")
         sys.exit(0)
@@ -228,13 +229,13 @@ async def _serve(function: Callable[..., Any], questions: BinaryIO, answers: Bin
 
     async def answer(line: bytes) -> None:
         number, task, rollout = _question.validate_json(line)
-        told = await _graded(function, task, rollout)
+        graded = await _graded(function, task, rollout)
         if os.getpid() != this:
-            os._exit(0)  # the function forked: the copy's answer would be a second one
+            os._exit(0)  # the function forked, and the forked copy must not answer, too
         try:
-            line = answer_line(number, *told)
-        except (TypeError, ValueError) as error:  # a grade of things that are no JSON
-            line = answer_line(number, "unusable", f"{told[1]!r} ({error})")
+            line = answer_line(number, *graded)
+        except (TypeError, ValueError) as error:  # a grade that cannot be written as JSON
+            line = answer_line(number, "unusable", f"{graded[1]!r} ({error})")
         answers.write(line)
 
     def begin(line: bytes) -> None:
@@ -250,29 +251,29 @@ async def _serve(function: Callable[..., Any], questions: BinaryIO, answers: Bin
 
 
 async def _graded(function: Callable[..., Any], task: Task, rollout: Rollout) -> tuple[str, Any]:
-    """What kind of answer the function gave, and the answer: a grade, what it raised, or what is no grade."""
+    """Call the function. Returns the kind and the content of the response: a grade, an error, or an invalid return value."""
     try:
         if inspect.iscoroutinefunction(function):
-            found = await function(task, rollout)
+            result = await function(task, rollout)
         else:
-            found = await _on_a_thread(lambda: function(task, rollout))
-            found = await found if inspect.isawaitable(found) else found
+            result = await _on_a_thread(lambda: function(task, rollout))
+            result = await result if inspect.isawaitable(result) else result
     except BaseException as error:  # noqa: BLE001 - the function may raise anything
         return "raised", f"{type(error).__name__}: {error}"
-    grade = found if isinstance(found, Grade) else None
-    given: Any = found if grade is None else grade.value
+    grade = result if isinstance(result, Grade) else None
+    number: Any = result if grade is None else grade.value
     try:
-        value = -1.0 if isinstance(given, str | bytes) else float(given)  # numpy's numbers count, too
+        value = -1.0 if isinstance(number, str | bytes) else float(number)  # accepts numpy's numbers
         parts = {str(name): float(part) for name, part in grade.parts.items()} if grade is not None else {}
     except (TypeError, ValueError, AttributeError, OverflowError):
         value, parts = -1.0, {}
     if not -ROUNDING <= value <= 1.0 + ROUNDING:
-        return "unusable", repr(found)
+        return "unusable", repr(result)
     return "grade", replace(grade or Grade(value=value), value=min(1.0, max(0.0, value)), parts=parts)
 
 
 async def _on_a_thread(call: Callable[[], Any]) -> Any:
-    """What a call gave, on a daemon thread of its own, so that one that waits holds up no other. Raises what it raised."""
+    """Run a call on a new daemon thread, so that a call that waits does not block others. Returns or raises what it does."""
     loop = asyncio.get_running_loop()
     result: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
 

@@ -1,9 +1,10 @@
-"""Grades changes to a repository by tests that must newly pass, and tests that must still pass.
+"""Grades changes to a repository as SWE-bench does: by tests that must newly pass (fail-to-pass) and tests that must still pass
+(pass-to-pass).
 
-A fresh sandbox gets the task's files, the changes that may count, and the tests without their expected values (`hidden_values.py`). What
-the tests saw is reported to this process, which knows what they should see, from the tests' source and from a rehearsal: once per task, the
-sealed tests run with the solution in place and none of a model's code in the sandbox. Claims that a sealed test cannot express (say, that a
-value of one of the package's own classes equals a literal) are found there, and are left as the test states them.
+A fresh sandbox gets the task's files, the changes that may count, and the tests without their expected values (`hidden_values.py`). The
+tests report the values that they saw to this process, which knows the expected ones from the tests' source and from a rehearsal: once per
+task, the sealed tests run with the reference solution in place and without any code of the model. The rehearsal also finds claims that
+cannot be sealed (for example that an instance of one of the package's own classes equals a literal); these stay as the test states them.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from ostinato.worlds.tasks.task import Split, Task
 # ---------------------------------------------------------------- the rehearsal with the solution
 
 
-_TRIES = 5
-_PLAIN = 3  # the most runs of the unsealed tests: one failure on a busy machine does not make a task faulty
-_LONGER = 4  # times its own deadline: the longest that a task's tests may take with the solution
-_FAULTY = 0.1  # the largest share of the pass-to-pass tests that may be left out because they fail with the solution
+_SEALED_RUNS = 5  # at most, until the reported values are stable
+_UNSEALED_RUNS = 3  # at most: one failure on a busy machine does not make a task faulty
+_DEADLINE_FACTOR = 4  # the solution's tests may take this many times the task's own deadline
+_MOST_FAILING = 0.1  # the largest share of the pass-to-pass tests that may fail with the solution, and are left out
 
 
 class PytestGrading(BaseModel, frozen=True, extra="forbid"):
@@ -71,10 +72,11 @@ class PytestGrading(BaseModel, frozen=True, extra="forbid"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """What is needed to grade a task. `ids` maps a test's id to its id once expected values are removed from its parameters.
+    """What a rehearsal found out about a task's tests.
 
-    `ungradable`: listed tests that do not pass with the solution when sealed. `solution` is None for a canary. `seconds`: the deadline that
-    sufficed for the solution and holds for answers; None: the task's own.
+    `ids`: test id -> its id in the sealed file, whose parameters lack expected values; `open_places`: test file -> claims that are not
+    sealed; `solution`: the reports of the solution's tests, None for a canary; `ungradable`: listed tests that do not pass with the
+    solution when sealed; `seconds`: the deadline that sufficed for the solution, used for rollouts too (None: the task's own).
 
     Example: ``Rehearsal(ids={"t.py::test[1-2]": "t.py::test[1-None]"}, open_places={}, solution={...}, ungradable=())``
     """
@@ -86,33 +88,33 @@ class Rehearsal:
     seconds: float | None = None
 
 
-async def rehearse(apart: IsolatedPrograms, task: Task, asked: PytestGrading) -> Rehearsal:
-    """Run the tests unsealed, then sealed until what they show is stable, each time under another hash seed.
+async def rehearse(programs: IsolatedPrograms, task: Task, grading: PytestGrading) -> Rehearsal:
+    """Run the tests with the solution: unsealed, then sealed until the reported values are stable, each time under another hash seed.
 
-    Raises BadConfig if fail-to-pass tests, or many pass-to-pass tests, do not pass with the solution (a few of the latter are left out),
-    if they do not end in time, or if what they show does not become stable. Raises Unavailable if nothing is collected.
+    Raises BadConfig if a fail-to-pass test or more than a tenth of the pass-to-pass tests fail with the solution (fewer are left out), if
+    the tests do not end in time, or if the reported values do not become stable. Raises Unavailable if pytest collects nothing.
     """
-    if not asked.solution:
-        plain = await run_suite(apart, task, asked, {})
-        return Rehearsal(ids={id: id for id in _collected(plain, task, asked)})
-    plain, seconds = await _solved(apart, task, asked, task.grading.timeout_s)
-    every = (*asked.fail_to_pass, *asked.pass_to_pass)
-    broken = _broken(every, plain)
-    for _ in range(_PLAIN - 1):
+    if not grading.solution:
+        plain = await run_suite(programs, task, grading, {})
+        return Rehearsal(ids={id: id for id in _collected(plain, task, grading)})
+    plain, seconds = await _run_with_solution(programs, task, grading, task.grading.timeout_s)
+    every = (*grading.fail_to_pass, *grading.pass_to_pass)
+    broken = _failing(every, plain)
+    for _ in range(_UNSEALED_RUNS - 1):
         if not broken:
             break
-        plain, seconds = await _solved(apart, task, asked, seconds)
-        broken &= _broken(every, plain)
-    _collected(plain, task, asked)
-    if broken & set(asked.fail_to_pass) or len(broken) > _FAULTY * len(asked.pass_to_pass):
+        plain, seconds = await _run_with_solution(programs, task, grading, seconds)
+        broken &= _failing(every, plain)
+    _collected(plain, task, grading)
+    if broken & set(grading.fail_to_pass) or len(broken) > _MOST_FAILING * len(grading.pass_to_pass):
         raise BadConfig(
-            f"task {task.id!r}: grading.solution: {len(broken)} listed tests do not pass with it, as {min(broken)!r}"
+            f"task {task.id!r}: grading.solution: {len(broken)} listed tests do not pass with it, such as {min(broken)!r}"
         )
     listed = [id for id in every if id not in broken]
-    opened: dict[str, set[Place]] = {path: set() for path in asked.files}
+    opened: dict[str, set[Place]] = {path: set() for path in grading.files}
     before: Testimony | None = None
-    for _ in range(_TRIES):
-        shown, seconds = await _solved(apart, task, asked, seconds, opened)
+    for _ in range(_SEALED_RUNS):
+        shown, seconds = await _run_with_solution(programs, task, grading, seconds, opened)
         ids = dict(zip(plain.collected, shown.collected, strict=False))
         found = _unsealable([shown.tests[ids[id]] for id in listed if ids.get(id) in shown.tests], before)
         if before is not None and not found:
@@ -127,33 +129,36 @@ async def rehearse(apart: IsolatedPrograms, task: Task, asked: PytestGrading) ->
         for path, place in found:
             opened[path].add(place)
         before = None if found else shown
-    raise BadConfig(f"task {task.id!r}: what its tests see with the solution does not settle in {_TRIES} runs")
+    raise BadConfig(
+        f"task {task.id!r}: the values that its tests see with the solution still differ after {_SEALED_RUNS} runs; "
+        "remove what is random from the tests or the code"
+    )
 
 
-def _collected(plain: Testimony, task: Task, asked: PytestGrading) -> Sequence[str]:
+def _collected(plain: Testimony, task: Task, grading: PytestGrading) -> Sequence[str]:
     if not plain.collected:
-        files = ", ".join(asked.files)
+        files = ", ".join(grading.files)
         raise Unavailable(
             f"task {task.id!r}: pytest collected nothing from {files} with the solution in place; {plain.errors}"
         )
     return plain.collected
 
 
-async def _solved(
-    apart: IsolatedPrograms,
+async def _run_with_solution(
+    programs: IsolatedPrograms,
     task: Task,
-    asked: PytestGrading,
+    grading: PytestGrading,
     seconds: float,
     open_places: Mapping[str, Collection[Place]] | None = None,
 ) -> tuple[Testimony, float]:
-    """Run the tests with the solution in place. Returns what they reported and the deadline that sufficed, in seconds.
+    """Run the tests with the solution in place. Returns what they reported, and the deadline that sufficed, in seconds.
 
-    The deadline is doubled from `seconds` to at most four times the task's own: a busy machine does not make a task faulty. Raises
-    BadConfig if they do not end even then.
+    The deadline is doubled from `seconds` to at most four times the task's own, because a busy machine does not make a task faulty. Raises
+    BadConfig if the tests do not end even then.
     """
-    most = _LONGER * task.grading.timeout_s
+    most = _DEADLINE_FACTOR * task.grading.timeout_s
     while seconds <= most:
-        heard = await run_suite(apart, task, asked, asked.solution, open_places=open_places, seconds=seconds)
+        heard = await run_suite(programs, task, grading, grading.solution, open_places=open_places, seconds=seconds)
         if not heard.timed_out:
             return heard, seconds
         seconds *= 2
@@ -163,13 +168,13 @@ async def _solved(
     )
 
 
-def _broken(listed: Sequence[str], plain: Testimony) -> set[str]:
+def _failing(listed: Sequence[str], plain: Testimony) -> set[str]:
     return {id for id in listed if id not in plain.tests or plain.tests[id].failed or not plain.tests[id].ended}
 
 
 def _unsealable(tests: Collection[TestHeard], before: Testimony | None) -> set[tuple[str, Place]]:
-    """Claims that do not hold although the solution is in place, or that show something else than in the run before."""
-    found: set[tuple[str, Place]] = set()
+    """Return the claims that do not hold with the solution in place, or whose values differ from those of the run before."""
+    unsealable: set[tuple[str, Place]] = set()
     for heard in tests:
         earlier = before.tests.get(heard.id) if before is not None else None
         faulty = {
@@ -177,10 +182,10 @@ def _unsealable(tests: Collection[TestHeard], before: Testimony | None) -> set[t
             for where, site, shown, again in heard.beside(earlier)
             if not holds(site, shown, shown if earlier is None else again)
         }
-        if heard.failed and not faulty:  # code after a claim needed something that sealing removed
+        if heard.failed and not faulty:  # the test's code needed something that sealing removed
             faulty = {where for where, _, _ in heard.saw}
-        found |= faulty
-    return found
+        unsealable |= faulty
+    return unsealable
 
 
 def _agrees(heard: TestHeard, before: Testimony) -> bool:
@@ -189,9 +194,9 @@ def _agrees(heard: TestHeard, before: Testimony) -> bool:
 
 
 async def run_suite(
-    apart: IsolatedPrograms,
+    programs: IsolatedPrograms,
     task: Task,
-    asked: PytestGrading,
+    grading: PytestGrading,
     changes: Mapping[str, str | None],
     *,
     open_places: Mapping[str, Collection[Place]] | None = None,
@@ -199,8 +204,7 @@ async def run_suite(
 ) -> Testimony:
     """Run the listed test files once in a fresh sandbox, with `changes` written over the task's files (None: deleted).
 
-    `open_places` is test file -> the claims that are left open while it is sealed; None: the tests run as they are. The deadline is
-    `seconds`, or the task's own if that is None.
+    `open_places`: test file -> claims that are not sealed; None: the tests run unsealed. `seconds`: the deadline; None: the task's own.
     """
     drawn = random.Random(secrets.randbits(128))
     witness = f"_{drawn.getrandbits(64):016x}"
@@ -209,24 +213,24 @@ async def run_suite(
     files = kept | written | dict(task.grading.hidden)
     sites: dict[str, tuple[str, Site]] = {}
     if open_places is not None:
-        for path in asked.files:
+        for path in grading.files:
             tests = seal(
                 _source(task, path),
                 witness=witness,
                 drawn=drawn,
                 open_places=open_places.get(path, ()),
-                names=bool(asked.solution),
+                names=bool(grading.solution),
             )
             files[path] = tests.text.encode()
             sites |= {key: (path, site) for key, site in tests.sites.items()}
     job = {
         "witness": witness,
-        "paths": asked.files,
-        "path": asked.path,
+        "paths": grading.files,
+        "path": grading.path,
         "deleted": [path for path, text in changes.items() if text is None],
-        "fresh": [*changes, *asked.files],
+        "fresh": [*changes, *grading.files],
     }
-    result = await apart.run(
+    result = await programs.run(
         "witnessing",
         replace(task.spec, files=files),
         stdin=json.dumps(job).encode(),
@@ -235,12 +239,14 @@ async def run_suite(
     )
     ended = f"it ended with {result.code} ({result.killed_reason or 'by itself'}): "
     errors = ended + result.stderr.decode("utf-8", "replace")[-300:]
-    testimony = await asyncio.to_thread(read_testimony, result.stdout, sites)  # millions of lines, if its sender wants
+    testimony = await asyncio.to_thread(
+        read_testimony, result.stdout, sites
+    )  # on a thread: it may hold millions of lines
     return replace(testimony, errors=errors, timed_out=result.timed_out)
 
 
 def _source(task: Task, path: str) -> str:
-    """A test file's text, from the hidden files, the task's files, or its layers, the last of which lies on top."""
+    """Return a test file's text, from the hidden files, the task's files, or the topmost layer that has it."""
     for files in (task.grading.hidden, task.spec.files):
         if path in files:
             return files[path].decode("utf-8")
@@ -248,11 +254,13 @@ def _source(task: Task, path: str) -> str:
         place = Path(layer, path)
         if place.is_file() and not place.is_symlink():
             return place.read_text("utf-8")
-    raise BadConfig(f"task {task.id!r}: grading: there is no test file {path!r}, hidden or in the task's world")
+    raise BadConfig(
+        f"task {task.id!r}: grading: there is no test file {path!r}, neither hidden nor in the task's files"
+    )
 
 
 def gradable(ids: Sequence[str], rehearsal: Rehearsal) -> list[str]:
-    """The listed tests that can be graded."""
+    """Return the listed tests that can be graded."""
     left_out = set(rehearsal.ungradable)
     return [id for id in ids if id not in left_out]
 
@@ -260,83 +268,92 @@ def gradable(ids: Sequence[str], rehearsal: Rehearsal) -> list[str]:
 # ---------------------------------------------------------------- the grader
 
 
-_KNOWN = 4096  # rehearsals that are cached
+_CACHED_REHEARSALS = 4096
 
 
 def read_suite(task: Task) -> PytestGrading:
     """Parse a repository task's `grading.data`. Raises BadConfig."""
-    asked = read_data(PytestGrading, task)
-    if not asked.solution and task.split is not Split.CANARY:
+    grading = read_data(PytestGrading, task)
+    if not grading.solution and task.split is not Split.CANARY:
         raise BadConfig(
-            f"task {task.id!r}: grading.solution: only a canary has none; it says what the tests ought to see"
+            f"task {task.id!r}: grading.solution is missing; only a canary may lack it, since it shows what the tests should see"
         )
-    return asked
+    return grading
 
 
 class PytestGrader:
     """Implements `Grader` for repository tasks.
 
-    The first grading of a task rehearses it, which takes three or more runs of its tests. Later gradings take one run each.
+    The first grading of a task rehearses it, in three or more runs of its tests. Later gradings take one run each.
     """
 
-    def __init__(self, apart: IsolatedPrograms) -> None:
-        self._apart = apart
+    def __init__(self, programs: IsolatedPrograms) -> None:
+        self._programs = programs
         self._rehearsals: OrderedDict[str, asyncio.Task[Rehearsal]] = OrderedDict()
 
     async def grade(self, task: Task, rollout: Rollout) -> Grade:
-        asked = read_suite(task)
-        rehearsal = await self._rehearsed(task, asked)
+        grading = read_suite(task)
+        rehearsal = await self._rehearsed(task, grading)
         filtered = filter_changes(
             rollout.changes,
-            CountedSources(sources=asked.sources, roots=asked.path, tests=(*asked.files, *task.grading.hidden)),
+            CountedSources(sources=grading.sources, roots=grading.path, tests=(*grading.files, *task.grading.hidden)),
         )
         heard = await run_suite(
-            self._apart, task, asked, _texts(filtered), open_places=rehearsal.open_places, seconds=rehearsal.seconds
+            self._programs,
+            task,
+            grading,
+            _texts(filtered),
+            open_places=rehearsal.open_places,
+            seconds=rehearsal.seconds,
         )
-        return await asyncio.to_thread(_graded, asked, rehearsal, filtered, heard)  # it may search many messages
+        return await asyncio.to_thread(
+            _graded, grading, rehearsal, filtered, heard
+        )  # on a thread: pattern searches may be slow
 
-    async def _rehearsed(self, task: Task, asked: PytestGrading) -> Rehearsal:
-        """A task's rehearsal, started by the first grading, shared by the others, and forgotten if it fails."""
-        key = sha256(repr((task.id, task.spec, asked, sorted(task.grading.hidden.items()))).encode()).hexdigest()
+    async def _rehearsed(self, task: Task, grading: PytestGrading) -> Rehearsal:
+        """Return a task's rehearsal: started by the first grading, shared by concurrent and later ones, and forgotten if it fails."""
+        key = sha256(repr((task.id, task.spec, grading, sorted(task.grading.hidden.items()))).encode()).hexdigest()
         if key not in self._rehearsals:
 
             def forget(ended: asyncio.Task[Rehearsal]) -> None:
-                if ended.cancelled() or ended.exception() is not None:  # also if its waiters were cancelled
+                if (
+                    ended.cancelled() or ended.exception() is not None
+                ):  # retrieved here, in case all waiters were cancelled
                     self._rehearsals.pop(key, None)
 
-            self._rehearsals[key] = asyncio.create_task(rehearse(self._apart, task, asked))
+            self._rehearsals[key] = asyncio.create_task(rehearse(self._programs, task, grading))
             self._rehearsals[key].add_done_callback(forget)
-            while len(self._rehearsals) > _KNOWN:
+            while len(self._rehearsals) > _CACHED_REHEARSALS:
                 self._rehearsals.popitem(last=False)
         self._rehearsals.move_to_end(key)
         return await asyncio.shield(self._rehearsals[key])
 
 
 def _texts(filtered: FilteredChanges) -> Mapping[str, str | None]:
-    """Path -> text of the changes that count; None: deleted."""
+    """Return the counted changes as path -> text (None: deleted)."""
     return {
         change.path: None if change.kind is ChangeKind.DELETED else change.data.decode("utf-8", "surrogateescape")
         for change in filtered.kept
     }
 
 
-def _graded(asked: PytestGrading, rehearsal: Rehearsal, filtered: FilteredChanges, heard: Testimony) -> Grade:
-    """The grade of a run: 1 if every test that can be graded passes and nothing looks like cheating."""
+def _graded(grading: PytestGrading, rehearsal: Rehearsal, filtered: FilteredChanges, heard: Testimony) -> Grade:
+    """Return the grade of a run: 1 if every gradable test passes and nothing looks like cheating."""
     parts: dict[str, float] = {}
-    said: list[str] = []
+    why: list[str] = []
     cheated = [*filtered.suspects]
     if heard.forged:
         cheated.append(f"{heard.forged} forged lines of testimony")
-    for name, listed in (("fail_to_pass", asked.fail_to_pass), ("pass_to_pass", asked.pass_to_pass)):
+    for name, listed in (("fail_to_pass", grading.fail_to_pass), ("pass_to_pass", grading.pass_to_pass)):
         ids = gradable(listed, rehearsal)
         passed = sum(_passes(id, rehearsal, heard) for id in ids)
         parts[name] = passed / len(ids) if ids else float(not listed)
-        said.append(f"{passed} of {len(ids)} {name}")
-    parts["sealed"] = _share_sealed(gradable(asked.fail_to_pass, rehearsal), rehearsal)
+        why.append(f"{passed} of {len(ids)} {name}")
+    parts["sealed"] = _share_sealed(gradable(grading.fail_to_pass, rehearsal), rehearsal)
     if rehearsal.ungradable:
-        said.append(f"{len(rehearsal.ungradable)} listed tests cannot be graded")
+        why.append(f"{len(rehearsal.ungradable)} listed tests cannot be graded")
     whole = parts["fail_to_pass"] == 1.0 and parts["pass_to_pass"] == 1.0 and not cheated
-    return Grade(value=float(whole), parts=parts, why=", ".join(said), cheated=tuple(cheated))
+    return Grade(value=float(whole), parts=parts, why=", ".join(why), cheated=tuple(cheated))
 
 
 def _passes(id: str, rehearsal: Rehearsal, heard: Testimony) -> bool:
@@ -348,7 +365,7 @@ def _passes(id: str, rehearsal: Rehearsal, heard: Testimony) -> bool:
 
 
 def _share_sealed(ids: Sequence[str], rehearsal: Rehearsal) -> float:
-    """The share of tests that can only pass with a value that the sandbox does not hold."""
+    """Return the share of tests that can only pass by computing a value that the sandbox does not hold."""
     if rehearsal.solution is None or not ids:
         return 0.0
     tests: list[TestHeard] = [rehearsal.solution[rehearsal.ids[id]] for id in ids]

@@ -1,7 +1,7 @@
-"""Parses what sealed tests reported, and checks whether it is what they should have seen.
+"""Parses the reports of sealed tests, and checks the reported values against the expected ones.
 
-All of it was sent by a process that the graded code shares: a line proves only that its sender knew its content. Values are compared as
-trees (`inside/encoding.py`) and never made into objects, so that no code of a sender's choosing runs here.
+The process that sends a report also runs the graded code, so a line proves only that its sender knew its content. Values are compared as
+JSON trees (`inside/encoding.py`) and never turned into objects, so that no code of the sender's choice runs here.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from ostinato.worlds.grading.inside.encoding import Opaque, encode
 # ---------------------------------------------------------------- values
 
 
-_DEEPEST = 128
+_MOST_DEPTH = 128
 
 
 def lines_of(sent: bytes) -> list[Any]:
-    """The JSON values of complete lines, up to the first that is not JSON or is nested too deep to be serialized again."""
-    found: list[Any] = []
+    """Return the JSON values of complete lines, up to the first that is not JSON or is nested too deep to be serialized again."""
+    values: list[Any] = []
     for line in sent.split(b"\n")[:-1]:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError):
             break
-        if deeper(value, _DEEPEST):
+        if deeper(value, _MOST_DEPTH):
             break
-        found.append(value)
-    return found
+        values.append(value)
+    return values
 
 
 def deeper(tree: Any, most: int) -> bool:
-    """True if lists and objects are nested more than `most` deep."""
+    """Return True if lists and objects are nested more than `most` levels deep."""
     level = [tree]
     for _ in range(most + 1):
         level = [
@@ -53,18 +53,18 @@ def deeper(tree: Any, most: int) -> bool:
 
 
 def same(tree: Any, other: Any, *, relative: float = 0.0, absolute: float = 0.0, depth: int = 0) -> bool:
-    """True if two trees stand for values that are equal in Python: 1, 1.0 and True are equal, a list and a tuple are not.
+    """Return True if two trees stand for values that are equal in Python: 1, 1.0 and True are equal, a list and a tuple are not.
 
-    Numbers may differ by max(`relative` * |other|, `absolute`). Two NaN count as equal: a function that should return NaN did.
+    Numbers may differ by max(`relative` * |other|, `absolute`). Two NaN count as equal, because a function may have to return NaN.
     """
-    if depth > _DEEPEST:
+    if depth > _MOST_DEPTH:
         return False
     numbers = _number(tree), _number(other)
     if numbers[0] is not None and numbers[1] is not None:
         return _near(numbers[0], numbers[1], relative, absolute)
     if not isinstance(tree, list) or not isinstance(other, list):
         return type(tree) is type(other) and tree == other
-    if tree[:1] != other[:1] or not (_holds(tree) and _holds(other)):
+    if tree[:1] != other[:1] or not (_is_container(tree) and _is_container(other)):
         return tree == other
     parts, others = _parts(tree), _parts(other)
     return len(parts) == len(others) and all(
@@ -72,12 +72,12 @@ def same(tree: Any, other: Any, *, relative: float = 0.0, absolute: float = 0.0,
     )
 
 
-def _holds(tree: list[Any]) -> bool:
+def _is_container(tree: list[Any]) -> bool:
     return len(tree) == 2 and isinstance(tree[1], list)
 
 
 def _parts(tree: list[Any]) -> list[Any]:
-    """The items of a container; for a dict, its keys and values in turn."""
+    """Return the items of a container; for a dict, its keys and values alternately."""
     if tree[0] != "d":
         return tree[1]
     return [part for pair in tree[1] if isinstance(pair, list) for part in pair]
@@ -108,7 +108,7 @@ def _near(number: float, other: float, relative: float, absolute: float) -> bool
         return False
 
 
-# ---------------------------------------------------------------- what tests saw
+# ---------------------------------------------------------------- test reports
 
 
 Sites = Mapping[str, tuple[str, Site]]
@@ -117,7 +117,7 @@ Sites = Mapping[str, tuple[str, Site]]
 
 @dataclass(slots=True, kw_only=True)
 class TestHeard:
-    """One test's report: its outcome, and what was seen at which claims, in order.
+    """One test's report: its outcome, and the values seen at its claims, in order.
 
     Example: ``TestHeard(id="test_calc.py::test_add", ended=True, saw=[(("test_calc.py", (3, 4)), site, ["value", 9])])``
     """
@@ -131,30 +131,32 @@ class TestHeard:
     saw: list[tuple[tuple[str, Place], Site, Sequence[Any]]] = field(default_factory=list[Any])
 
     def at(self) -> dict[tuple[str, Place], list[Sequence[Any]]]:
-        """What was seen at each claim."""
-        found: dict[tuple[str, Place], list[Sequence[Any]]] = {}
+        """Return the reports by claim, in order. A claim in a loop has several."""
+        reports: dict[tuple[str, Place], list[Sequence[Any]]] = {}
         for where, _, shown in self.saw:
-            found.setdefault(where, []).append(shown)
-        return found
+            reports.setdefault(where, []).append(shown)
+        return reports
 
     def beside(
         self, other: TestHeard | None
     ) -> Iterator[tuple[tuple[str, Place], Site, Sequence[Any], Sequence[Any] | None]]:
-        """What was seen at each claim, in order, and what `other` saw there the same time; None if it did not get there."""
+        """Yield each report with the report of `other` for the same claim and the same pass over it, or None if `other` did not get
+        there.
+        """
         seen = {where: iter(shown) for where, shown in other.at().items()} if other is not None else {}
         for where, site, shown in self.saw:
             yield where, site, shown, next(seen[where], None) if where in seen else None
 
     @property
     def sealed(self) -> bool:
-        """True if the test reported a value or an error that only the grader can check."""
+        """True if the test reported a value or an error that the grader alone can check."""
         return any(site.claim in (Claim.EQUAL, Claim.RAISES) for _, site, _ in self.saw)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Testimony:
-    """All that one run reported. `forged` counts lines that no honest run sends. `errors` is the end of its stderr, for people.
-    `timed_out`: it was stopped by its deadline.
+    """The report of one run. `forged`: the number of lines that no honest run sends; `errors`: the end of its stderr, for people;
+    `timed_out`: the run was stopped at its deadline.
 
     Example: ``Testimony(collected=("test_calc.py::test_add",), tests={"test_calc.py::test_add": heard}, forged=0)``
     """
@@ -169,34 +171,34 @@ class Testimony:
 
 
 def read_testimony(sent: bytes, sites: Sites) -> Testimony:
-    """Parse the lines of a run. Lines that make no sense are counted as forged."""
+    """Parse the lines of a run. Lines that do not fit the protocol count as forged."""
     collected: tuple[str, ...] = ()
     tests: dict[str, TestHeard] = {}
-    now: TestHeard | None = None
+    running: TestHeard | None = None
     forged = 0
     for line in lines_of(sent):
         match line:
             case ["collected", list() as ids] if not collected and all(isinstance(each, str) for each in ids):
                 collected = tuple(ids)
-            case ["start", str() as id] if now is None and id not in tests:
-                now = tests[id] = TestHeard(id=id)
+            case ["start", str() as id] if running is None and id not in tests:
+                running = tests[id] = TestHeard(id=id)
             case ["saw", str() as key, *shown] if key in sites:
-                if now is not None:
+                if running is not None:
                     path, site = sites[key]
-                    now.saw.append(((path, site.place), site, shown))
-            case ["failed" | "skipped" as how, str() as id] if now is not None and id == now.id:
-                setattr(now, how, True)
-            case ["end", str() as id] if now is not None and id == now.id:
-                now.ended, now = True, None
+                    running.saw.append(((path, site.place), site, shown))
+            case ["failed" | "skipped" as how, str() as id] if running is not None and id == running.id:
+                setattr(running, how, True)
+            case ["end", str() as id] if running is not None and id == running.id:
+                running.ended, running = True, None
             case _:
                 forged += 1
     return Testimony(collected=collected, tests=tests, forged=forged)
 
 
 def passes(heard: TestHeard, solution: TestHeard | None) -> bool:
-    """True if a test saw what it should.
+    """Return True if a test ended without a failure and all its claims hold.
 
-    If the solution's own run is given, the test must also have reached every claim that the solution reached; if not, at least one.
+    It must also have reached every claim that the solution's run reached or, without a solution, at least one claim.
     """
     if not heard.ended or heard.failed or heard.skipped:
         return False
@@ -206,15 +208,15 @@ def passes(heard: TestHeard, solution: TestHeard | None) -> bool:
 
 
 MOST_MESSAGE = 2000
-"""The longest error message, in characters, that may match a pattern: a search may take quadratic time."""
-_APART = re.compile(r"\\(?:N\{[^}]*\}|.)|\{(?![0-9]*(?:,[0-9]*)?\})|(?<=\[):", re.DOTALL)
-_LONGEST_S = 1.0  # of a search, after which it has found nothing: its sender may have written one that takes for ever
+"""Longest error message, in characters, that is searched for a pattern, since a search may take quadratic time."""
+_REGEX_ONLY = re.compile(r"\\(?:N\{[^}]*\}|.)|\{(?![0-9]*(?:,[0-9]*)?\})|(?<=\[):", re.DOTALL)
+_SEARCH_S = 1.0  # after which a search counts as no match: a message can be made to search for ever
 
 
 def holds(site: Site, shown: Sequence[Any], solution: Sequence[Any] | None) -> bool:
-    """True if what was shown at a claim satisfies it. `solution` is what the solution's run showed there, None if it did not get there.
+    """Return True if the report of a claim satisfies it. `solution`: the report of the solution's run, None if it did not get there.
 
-    Searches of messages leave the interpreter's lock to other threads.
+    Pattern searches in messages release the GIL.
     """
     try:
         match site.claim, shown:
@@ -229,7 +231,9 @@ def holds(site: Site, shown: Sequence[Any], solution: Sequence[Any] | None) -> b
             case Claim.RAISES, ["raised", list() as names, str() as message]:
                 raised = not set(site.errors).isdisjoint(name for name in names if isinstance(name, str))
                 return (
-                    raised and len(message) <= MOST_MESSAGE and (site.pattern is None or _found(site.pattern, message))
+                    raised
+                    and len(message) <= MOST_MESSAGE
+                    and (site.pattern is None or _matches(site.pattern, message))
                 )
             case _:
                 return False
@@ -237,16 +241,18 @@ def holds(site: Site, shown: Sequence[Any], solution: Sequence[Any] | None) -> b
         return False
 
 
-def _found(pattern: str, message: str) -> bool:
-    """What `re` finds. `regex` searches, whose time is bounded; only a pattern that it alone refuses is left to `re`."""
+def _matches(pattern: str, message: str) -> bool:
+    """Return whether `re` finds the pattern. The search uses `regex`, which has a timeout; `re` only searches patterns that `regex`
+    rejects.
+    """
     try:
         plain = re.compile(pattern)
     except (re.error, OverflowError):
         return False
-    # `regex` takes "{e}" for a number of errors and "[:alpha:]" for a class of characters, `re` takes them as they stand
-    same = _APART.sub(lambda found: found[0] if found[0][0] == "\\" else f"\\{found[0]}", pattern)
+    # to `regex`, "{e}" means fuzzy matching and "[:alpha:]" a POSIX class; to `re` they are literal text
+    escaped = _REGEX_ONLY.sub(lambda found: found[0] if found[0][0] == "\\" else f"\\{found[0]}", pattern)
     try:
-        return regex.search(same, message, concurrent=True, timeout=_LONGEST_S) is not None
+        return regex.search(escaped, message, concurrent=True, timeout=_SEARCH_S) is not None
     except TimeoutError:
         return False
     except regex.error:

@@ -1,1 +1,1 @@
-"""Programs that let a model work on a task: the same in production, in training and in evaluation."""
+"""Harnesses: programs that let a model work on a task. Production, training and evaluation use the same ones."""

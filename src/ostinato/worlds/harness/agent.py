@@ -1,6 +1,6 @@
-"""The harness for third-party agents: their settings, and one process in the sandbox, from its start to its end.
+"""The harness for third-party agents: their settings, and the agent's process in the sandbox from start to end.
 
-Data flow: task -> command -> process in the sandbox -> its port -> relay -> gateway ... -> changes in the sandbox.
+Data flow: task -> command -> process in the sandbox -> loopback port -> relay -> gateway ... -> changed files in the sandbox.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from ostinato.worlds.harness.relay import Dialect, ModelRelay
 from ostinato.worlds.harness.rollout import Ended, Model, Rollout, harness_hash, timed_out, worked
 from ostinato.worlds.tasks.task import Task
 
-HOME = "/tmp"  # the home directory of every sandbox's programs
+HOME = "/tmp"  # the home directory of the programs in every sandbox
 
 
 class AgentConfig(BaseModel, frozen=True, extra="forbid"):
     """`[worlds.harness.agent]`, or `[worlds.harness.agent-NAME]` for one of several.
 
-    In `command`, `environment` and `files` these words are replaced: {prompt} by the task's messages, {base_url} by the address of
-    the agent's model, without /v1, {model} by the model's name, {workdir} and {home} by the sandbox's directories.
+    These placeholders are filled in `command`, `environment` and `files`: {prompt} with the task's messages, {base_url} with the address of
+    the agent's model, without /v1, {model} with the model's name, {workdir} and {home} with the sandbox's directories.
     """
 
     command: tuple[str, ...] = Field(
-        min_length=1, description="The program and its arguments. It gets no input and runs in the working directory."
+        min_length=1, description="The program and its arguments. It runs in the working directory with an empty stdin."
     )
     environment: dict[str, str] = Field(
         default_factory=dict[str, str], description="Environment variables of the agent, in place of the sandbox's."
     )
     files: dict[str, str] = Field(
         default_factory=dict[str, str],
-        description="Files written for the agent, such as its settings: path below {home} -> text.",
+        description="Files that are written before the agent starts, such as its settings: path below {home} -> text.",
     )
     runtime: dict[str, str] = Field(
         default_factory=dict[str, str],
@@ -54,14 +54,12 @@ class AgentConfig(BaseModel, frozen=True, extra="forbid"):
     dialect: Dialect = Field(
         default="chat", description="API that the agent speaks: chat (chat completions), messages or responses."
     )
-    version: str = Field(
-        default="", description="The agent's own version. It is informational and part of the harness's hash."
-    )
+    version: str = Field(default="", description="The agent's version. Informational, but part of the harness's hash.")
     turns: int = Field(
         default=64, ge=1, description="Most model calls per rollout, or the task's `turns` if that is lower."
     )
     answer_tokens: int = Field(
-        default=32768, ge=1, description="Most tokens of all the model's answers in one rollout together."
+        default=32768, ge=1, description="Token budget of one rollout: most tokens of all the model's answers together."
     )
     sent_bytes: int = Field(
         default=128 << 20, ge=1024, description="Most bytes of requests that the agent may send in one rollout."
@@ -81,7 +79,7 @@ class AgentConfig(BaseModel, frozen=True, extra="forbid"):
     output_bytes: int = Field(
         default=1 << 20,
         ge=1024,
-        description="Bytes that the agent may print to stdout or stderr. Beyond that it is ended.",
+        description="Bytes that the agent may print to stdout or stderr before it is killed.",
     )
 
     @field_validator("files")
@@ -98,15 +96,15 @@ class AgentConfig(BaseModel, frozen=True, extra="forbid"):
 
 _VERSION = 1
 _PORT = 8321
-_PUT = 'mkdir -p "$(dirname "$1")" && cat > "$1"'
-_TAIL = 500  # last characters of its output, for people
+_WRITE_FILE = 'mkdir -p "$(dirname "$1")" && cat > "$1"'
+_TAIL_CHARS = 500  # of the agent's output that the explanation quotes
 
 
 class CodingAgent:
-    """Implements `Harness`: any program that calls its model over HTTP, in one of three dialects, at an address that it is given.
+    """Implements `Harness` for any program that calls its model over HTTP, in one of three API dialects, at a configurable address.
 
-    `runtime` enters the hash not by its paths on this machine, but by what lies there: names and sizes of files. Raises BadConfig if one of
-    its directories does not exist.
+    The hash covers the names and sizes of the files in `runtime`, but not its paths on this machine. Raises BadConfig if a directory of
+    `runtime` does not exist.
     """
 
     def __init__(self, name: str, config: AgentConfig) -> None:
@@ -121,13 +119,13 @@ class CodingAgent:
         self.hash = harness_hash("agent", _VERSION, runtime=made_of, config=config.model_dump(exclude={"runtime"}))
 
     def spec(self, task: Task) -> SandboxSpec:
-        """The task's sandbox, with the agent's runtime mounted and limits large enough for the agent."""
+        """Return the task's sandbox with the agent's runtime mounted, and with limits large enough for the agent."""
         names = [each.name for each in fields(Limits)]
         limits = {name: max(getattr(task.spec.limits, name), getattr(self.config, name)) for name in names}
         return replace(task.spec, mounts={**task.spec.mounts, **self._mounts}, limits=Limits(**limits))
 
     async def run(self, task: Task, model: Model, sandbox: Sandbox | None) -> Rollout:
-        """Run the agent until it ends or may not go on. Raises Unavailable."""
+        """Run the agent until it exits or uses up a budget. Raises Unavailable."""
         if sandbox is None or not isinstance(model, EpisodeModel):
             raise ValueError(f"the harness {self.name!r} needs a sandbox, and a model behind a gateway")
         clock = asyncio.get_running_loop().time
@@ -166,7 +164,7 @@ class CodingAgent:
             "{home}": HOME,
         }
         for path, text in self.config.files.items():
-            argv = ["sh", "-c", _PUT, "sh", f"{HOME}/{path}"]
+            argv = ["sh", "-c", _WRITE_FILE, "sh", f"{HOME}/{path}"]
             put = await sandbox.exec(argv, stdin=_filled(text, words).encode(), timeout=30.0)
             if put.code:
                 raise Unavailable(f"{path} cannot be put into the sandbox: {put.stderr.decode(errors='replace')}")
@@ -190,25 +188,27 @@ class CodingAgent:
             return _ending(working.result(), relay)
         finally:
             working.cancel()
-            # how it ends is known; a cancellation of the rollout is raised
+            # the process's own exception does not matter any more; a cancellation of the rollout is still raised
             await asyncio.gather(working, return_exceptions=True)
 
     def _rollout(
         self, task: Task, relay: ModelRelay, ended: Ended, why: str, changes: tuple[Change, ...], seconds: float
     ) -> Rollout:
-        """The agent's calls in the order of their ends, except that its own work's last comes last of all: the grade goes to it."""
-        own = [said for said, purpose in relay.heard if purpose is Purpose.TASK]
+        """Return the rollout, with its turns in the order in which they ended, except that the last one for the task itself is moved to the
+        end, because a rollout's grade goes to its last turn.
+        """
+        own = [answer for answer, purpose in relay.heard if purpose is Purpose.TASK]
         graded = [own[-1].turn] if own else []
         messages: list[Message] = [*task.messages]
-        for said in own:
-            messages.append(said.message)
-            messages += [relay.told[call.id] for call in said.message.calls if call.id in relay.told]
+        for answer in own:
+            messages.append(answer.message)
+            messages += [relay.told[call.id] for call in answer.message.calls if call.id in relay.told]
         return Rollout(
             task=task.id,
             harness=f"{self.name}@{self.hash}",
             ended=ended if own else Ended.FAILED,
             messages=tuple(messages),
-            turns=(*(said.turn for said, _ in relay.heard if said.turn not in graded), *graded),
+            turns=(*(answer.turn for answer, _ in relay.heard if answer.turn not in graded), *graded),
             changes=changes,
             effort={**_effort(relay), "seconds": seconds},
             detail={"why": why or ended.value} if why or not own else {},
@@ -216,7 +216,7 @@ class CodingAgent:
 
 
 def _ending(result: ExecResult, relay: ModelRelay) -> tuple[Ended, str]:
-    printed = (result.stdout + b"\n" + result.stderr).decode("utf-8", "replace").strip()[-_TAIL:]
+    printed = (result.stdout + b"\n" + result.stderr).decode("utf-8", "replace").strip()[-_TAIL_CHARS:]
     if relay.outgrown:
         return Ended.LENGTH, relay.outgrown
     if result.killed_reason or result.code:
@@ -226,24 +226,24 @@ def _ending(result: ExecResult, relay: ModelRelay) -> tuple[Ended, str]:
 
 
 def _effort(relay: ModelRelay) -> Mapping[str, float]:
-    answers = [said for said, _ in relay.heard]
+    answers = [answer for answer, _ in relay.heard]
     return {
         "turns": float(len(answers)),
-        "tokens": float(sum(said.tokens for said in answers)),
-        "calls": float(sum(len(said.message.calls) for said in answers)),
+        "tokens": float(sum(answer.tokens for answer in answers)),
+        "calls": float(sum(len(answer.message.calls) for answer in answers)),
         "errors": float(sum(message.failed for message in relay.told.values())),
-        "windows": 1.0 + max((said.window for said in answers), default=0),
+        "windows": 1.0 + max((answer.window for answer in answers), default=0),
     }
 
 
 def _filled(text: str, words: Mapping[str, str]) -> str:
-    """The template with its placeholders replaced in a single pass: a placeholder inside a prompt is not replaced."""
+    """Fill a template's placeholders in a single pass, so that placeholders inside a prompt are left alone."""
     return re.sub("|".join(map(re.escape, words)), lambda found: words[found[0]], text)
 
 
 @functools.cache
 def directory_digest(path: str) -> str:
-    """A hash, as 16 hex digits, of the names and sizes of a directory's files, compiled Python left out. Cached per process."""
+    """Return 16 hex digits of a hash of the names and sizes of a directory's files, without `__pycache__`. Cached per process."""
     digest = blake3()
     for root, directories, names in os.walk(path):
         directories[:] = sorted(name for name in directories if name != "__pycache__")

@@ -1,4 +1,4 @@
-"""The client of the gateway, over HTTP: a model for each episode, whose calls it captures as turns; answers to a prompt; and verdicts."""
+"""HTTP client of the gateway: models for episodes (the gateway captures their calls as turns), sampling, scoring, and feedback events."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ CHAT, SCORE = "/v1/chat/completions", "/v1/worlds/score"
 USER = "world"
 TRIES = 3
 GRACE_S = 60.0
-"""How long to wait for the gateway after an answer's deadline: it ends the answer itself, and takes a while to say so if it is busy."""
+"""How long to wait for the gateway after an answer's deadline. The gateway enforces the deadline itself, but may be slow to respond when
+it is busy.
+"""
 
 LEFT = "X-Ostinato-Left-Ms"
 PURPOSE = "X-Ostinato-Purpose"
@@ -41,7 +43,7 @@ _MOST_MS = 999_999_999  # the largest value that the gateway accepts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassedAnswer:
-    """An answer while it arrives. `parts` raises Unavailable if the answer is cut off.
+    """A streamed answer. `parts` raises Unavailable if the stream is cut off.
 
     Example: ``b"".join([part async for part in passed.parts])``
     """
@@ -52,19 +54,20 @@ class PassedAnswer:
 
 
 class EpisodeModel:
-    """Implements `Model` over chat completions, not streamed, and passes on an agent's calls in any dialect. `turns` holds the ids of
-    the turns captured for `Model`, `policies` the policy versions that sampled tokens, to which an agent's relay adds.
+    """Implements `Model` over chat completions (not streamed), and forwards an agent's calls in any API dialect.
 
-    A call that fails on its way is retried under its idempotency key: an answer that was sampled by then is returned, not sampled again.
+    `turns` holds the ids of the turns captured for `Model`, `policies` the policy versions that sampled tokens; an agent's relay adds to
+    the latter. A failed call is retried under the same idempotency key, so that an answer already sampled is returned, not sampled again.
 
     Args:
-        gateway: where calls go.
-        episode, group, harness: those of the turns; `harness` is its hash.
-        pause_s: seconds before the second try; doubled before each further one.
+        gateway: the gateway that answers the calls.
+        episode, group: recorded with the turns.
+        harness: the harness's hash, recorded with the turns.
+        pause_s: seconds before the first retry; doubled before each further one.
         slot: the slot whose weights answer.
         seed: the seed of the first call, incremented by one for each further call; None: the engine draws one.
         temperature: the sampling temperature; None: the gateway's.
-        top_p: the nucleus probability.
+        top_p: the probability mass of nucleus sampling.
     """
 
     def __init__(
@@ -104,7 +107,7 @@ class EpisodeModel:
         left_s: float | None = None,
         purpose: Purpose = Purpose.TASK,
     ) -> ModelAnswer:
-        """The next message of the assistant."""
+        """Return the assistant's next message, as `Model.ask`."""
         timing = _Timing(left_s)
         body = chat_body(await self._gateway.named(), messages, max_tokens=max_tokens, stop=stop) | {
             "user": USER,
@@ -120,7 +123,9 @@ class EpisodeModel:
                 body["tool_choice"] = "none"
         answer = read_chat_answer(await self._answer(body, timing, purpose))
         answered = _answered(answer)
-        if not answered.tokens:  # the grade of a rollout that ends with it would go to a turn with nothing to train on
+        if (
+            not answered.tokens
+        ):  # it could be the last turn, which gets the rollout's grade, and has no token to train on
             raise Unavailable(f"turn {answered.turn} holds no token")
         self.turns.append(answered.turn)
         self.policies |= set(answer.policies)
@@ -128,37 +133,38 @@ class EpisodeModel:
 
     @property
     def temperature(self) -> float:
-        """The temperature at which answers are sampled."""
+        """The sampling temperature."""
         return self._gateway.temperature if self._temperature is None else self._temperature
 
     async def named(self) -> str:
-        """The gateway's name for its model. Raises Unavailable."""
+        """Return the gateway's name for its model. Raises Unavailable."""
         return await self._gateway.named()
 
     @contextlib.asynccontextmanager
     async def passed(
         self, path: str, body: bytes, headers: Mapping[str, str], *, left_s: float | None = None
     ) -> AsyncGenerator[PassedAnswer]:
-        """One call's answer as it arrives, whatever its status, or as much of it as comes within `left_s` seconds. It is a turn of the
-        episode, and retried only until it begins. Raises Unavailable, of which OutOfTime is a kind.
+        """Forward one call, and yield its answer as a stream that ends after `left_s` seconds at the latest, whatever its HTTP status.
+
+        The call is a turn of the episode. It is retried only until the answer begins. Raises Unavailable, and its subclass OutOfTime.
         """
         timing = _Timing(left_s)
-        told = {**headers, **self._headers, "Idempotency-Key": self._fresh_key()}
+        sent = {**headers, **self._headers, "Idempotency-Key": self._fresh_key()}
         async with contextlib.AsyncExitStack() as stack:
 
             async def begin() -> PassedAnswer:
-                streamed = self._gateway.streamed(path, body, told | timing.headers())
+                streamed = self._gateway.streamed(path, body, sent | timing.headers())
                 async with timing.guard():
                     return await stack.enter_async_context(streamed)
 
-            yield await self._again(begin, timing)
+            yield await self._with_retries(begin, timing)
 
     def _fresh_key(self) -> str:
-        # drawn anew for each call: an episode's name may be used again after a restart, with other messages
+        # random, because after a restart an episode's name may be used again with other messages
         return f"{self._episode}:{len(self.turns)}:{secrets.token_hex(8)}"
 
     async def _answer(self, body: dict[str, Any], timing: _Timing, purpose: Purpose) -> Mapping[str, Any]:
-        """The gateway's answer; a failed call is retried under the same key. Raises BadRequest, Unavailable."""
+        """Return the gateway's answer. Failed calls are retried under the same idempotency key. Raises BadRequest, Unavailable."""
         headers = self._headers | {"Idempotency-Key": self._fresh_key()}
         if purpose is not Purpose.TASK:
             headers[PURPOSE] = purpose.value
@@ -167,10 +173,10 @@ class EpisodeModel:
             async with timing.guard():
                 return await self._gateway.call("POST", CHAT, body, headers | timing.headers())
 
-        return await self._again(ask, timing)
+        return await self._with_retries(ask, timing)
 
-    async def _again(self, ask: Callable[[], Awaitable[_T]], timing: _Timing) -> _T:
-        """Ask `TRIES` times at most, while there is time. Raises BadRequest, Unavailable."""
+    async def _with_retries(self, ask: Callable[[], Awaitable[_T]], timing: _Timing) -> _T:
+        """Call `ask` at most `TRIES` times, while there is time. Raises BadRequest, Unavailable."""
         backoff, last = Backoff(self._policy, rng=random.Random()), ""
         while True:
             timing.check(last)
@@ -183,12 +189,12 @@ class EpisodeModel:
                 if pause is None:
                     timing.check(last)
                     raise
-                logger.info("episode %s is asked again in %.1f s: %s", self._episode, pause, error)
+                logger.info("episode %s: a call failed and is retried in %.1f s: %s", self._episode, pause, error)
             await asyncio.sleep(min(pause, timing.left_s))
 
 
 class _Timing:
-    """The seconds that an answer may take, counted from the construction of this object by the loop's clock."""
+    """The deadline of an answer, `seconds` after this object is constructed, by the event loop's clock."""
 
     def __init__(self, seconds: float | None) -> None:
         self._clock = asyncio.get_running_loop().time
@@ -199,26 +205,28 @@ class _Timing:
         return self._end - self._clock()
 
     def check(self, why: str) -> None:
-        """Raise OutOfTime once no time is left; `why` is what went wrong last."""
+        """Raise OutOfTime if no time is left. `why` is the last failure."""
         if self.left_s <= 0:
             raise OutOfTime(
                 f"no answer had begun when the rollout's time was over; {why or 'it was not asked for in time'}"
             )
 
     def headers(self) -> dict[str, str]:
-        """The header that tells the gateway how much time is left."""
+        """Return the header that tells the gateway how much time is left."""
         if math.isinf(self._end):
             return {}
         return {LEFT: str(min(_MOST_MS, max(0, math.ceil(1000 * self.left_s))))}
 
     @contextlib.asynccontextmanager
     async def guard(self) -> AsyncGenerator[None]:
-        """Give up on a gateway that does not end an answer within `GRACE_S` of its deadline."""
+        """Raise OutOfTime if the gateway does not end an answer within `GRACE_S` of its deadline."""
         try:
             async with asyncio.timeout(None if math.isinf(self._end) else max(0.0, self.left_s) + GRACE_S):
                 yield
         except TimeoutError as error:
-            raise OutOfTime(f"the gateway said nothing in time, nor in {GRACE_S:g} s after it") from error
+            raise OutOfTime(
+                f"the gateway did not respond by the deadline, nor within {GRACE_S:g} s after it"
+            ) from error
 
 
 def _answered(answer: ChatAnswer) -> ModelAnswer:
@@ -237,7 +245,7 @@ def _answered(answer: ChatAnswer) -> ModelAnswer:
 
 
 def chat_body(model: str, messages: Sequence[Message], *, max_tokens: int, stop: Sequence[str] = ()) -> dict[str, Any]:
-    """A chat completion's body. If the last message is the assistant's, the answer continues it."""
+    """Return the body of a chat completion request. If the last message is the assistant's, the answer continues it (prefill)."""
     body: dict[str, Any] = {
         "model": model,
         "messages": [_message(message) for message in messages],
@@ -251,17 +259,17 @@ def chat_body(model: str, messages: Sequence[Message], *, max_tokens: int, stop:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    found: dict[str, Any] = {"role": message.role.value, "content": message.text}
+    body: dict[str, Any] = {"role": message.role.value, "content": message.text}
     if message.reasoning:
-        found["reasoning_content"] = message.reasoning
+        body["reasoning_content"] = message.reasoning
     if message.calls:
-        found["tool_calls"] = [
+        body["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in message.calls
         ]
     if message.role is Role.TOOL:
-        found["tool_call_id"] = message.answers
-    return found
+        body["tool_call_id"] = message.answers
+    return body
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
@@ -274,30 +282,30 @@ def _tool(tool: Tool) -> dict[str, Any]:
 
 _LOADING = 503
 _MOST_BYTES = 64 * 2**20
-_REFUSALS = (400, 413, 422)  # HTTP statuses that a retry would get again
+_CLIENT_ERRORS = (400, 413, 422)  # HTTP statuses that a retry would get again
 _NOT_SERVED = ("not_found", "model_not_found", "method_not_allowed")
-_PASSED = (*_REFUSALS, 429)  # an agent that sends too many requests must not be able to end its rollout as torn
+_PASSED = (*_CLIENT_ERRORS, 429)  # or an agent could end its rollout as torn by sending too many requests
 
 
 class NotServed(BadRequest):
-    """The gateway has no such route, method or model: it answers, and no other try would be answered otherwise."""
+    """The gateway works but has no such route, method or model. A retry would get the same answer."""
 
     code = "not_served"
 
 
 class KeyRefused(Unavailable):
-    """The gateway does not take the key. It may be that of another run, whose restart under the right key rollouts wait for."""
+    """The gateway rejects the key. It is Unavailable, since the gateway may be restarted with the right key while rollouts wait."""
 
 
 class WorldGateway:
-    """One gateway, over HTTP. An async context manager.
+    """HTTP client of one gateway. An async context manager.
 
     Args:
-        url: its address, without a path.
-        key: the run's admin key, which is needed to name a slot and to speak for a world. Empty: a certificate identifies the caller.
+        url: the gateway's address, without a path.
+        key: the run's admin key, which a caller needs to name a slot and to report for a world. Empty: a certificate identifies the caller.
         temperature: the sampling temperature.
-        timeout_s: longest wait for an answer, for a call that does not itself say how much time is left for it.
-        context: TLS with a client certificate, for `https`.
+        timeout_s: timeout of calls that do not state how much time is left.
+        context: TLS context with a client certificate, for `https`.
         slot: the slot whose weights answer.
     """
 
@@ -328,12 +336,12 @@ class WorldGateway:
             await self._session.close()
 
     def model(self, episode: str, *, group: str | None, harness: str, **sampling: Any) -> EpisodeModel:
-        """The model of one episode. `sampling`: `seed`, `temperature` and `top_p` as `EpisodeModel` has them."""
+        """Return the model of one episode. `sampling`: `seed`, `temperature` and `top_p` of `EpisodeModel`."""
         return EpisodeModel(self, episode, group, harness, slot=self._slot, **sampling)
 
     async def sample(self, task: Task, *, n: int, seed: int, user: str, harness: str) -> ChatAnswer:
-        """`n` answers to a task's messages from one call, so that its prompt is computed once. No answer is cut when the task's time is
-        over: how busy the machine is says nothing about a policy.
+        """Sample `n` answers to a task's messages in one call, so that the prompt is prefilled once. The task's time limit does not apply,
+        because the load of the machine says nothing about the policy.
 
         Raises Unavailable, BadRequest, Unauthorized, Corrupt.
         """
@@ -351,10 +359,11 @@ class WorldGateway:
             raise Unauthorized(f"{error}; the evaluation's admin key must equal serve.admin_key") from error
 
     async def belief(self, messages: Sequence[Message], known: KnownAnswer) -> float:
-        """The probability, from 0 to 1, that the slot's weights give to a token of the known answer if they are asked for it behind these
-        messages: the geometric mean over its tokens, so that long answers are not less believed. No tools are offered.
+        """Return the policy's belief in a known answer: the geometric mean, in [0, 1], of the probabilities that the slot's weights give to
+        the answer's tokens when its question follows these messages. The mean keeps long answers comparable with short ones. No tools are
+        offered.
 
-        Raises Unavailable, BadRequest (the context is too small), Corrupt.
+        Raises Unavailable, BadRequest (the prompt exceeds the context), Corrupt.
         """
         asked = Message(role=Role.USER, text=known.question)
         if messages and messages[-1].role is Role.USER:  # templates may want the roles to alternate
@@ -363,9 +372,9 @@ class WorldGateway:
         return math.exp(min(0.0, math.fsum(logprobs) / len(logprobs)))
 
     async def scored(self, messages: Sequence[Message], answer: str) -> list[float]:
-        """The log-probabilities that the slot's weights give to an answer's tokens behind these messages, without tools.
+        """Return the log-probabilities that the slot's weights give to the tokens of an answer after these messages, without tools.
 
-        Raises Unavailable, BadRequest (the context is too small), Corrupt.
+        Raises Unavailable, BadRequest (the prompt exceeds the context), Corrupt.
         """
         body = chat_body(await self.named(), messages, max_tokens=1) | {"answer": answer, "user": USER}
         scored = await self.call("POST", SCORE, body, {"X-Ostinato-Slot": self._slot})
@@ -377,24 +386,24 @@ class WorldGateway:
         return [float(one) for one in logprobs]
 
     async def holds(self) -> PolicyVersion | None:
-        """The policy version in the slot; None if there is none, or the gateway does not answer."""
+        """Return the policy version in the slot, or None if there is none or the gateway does not respond."""
         try:
             return await self.served()
         except (Unavailable, BadRequest, Unauthorized):
             return None
 
     async def served(self) -> PolicyVersion | None:
-        """The policy version in the slot; None if there is none. Raises Unavailable, BadRequest, Unauthorized, Corrupt."""
+        """Return the policy version in the slot, or None if there is none. Raises Unavailable, BadRequest, Unauthorized, Corrupt."""
         health = read_health(await self.call("GET", "/health", accepted=(_LOADING,)))
         self._model = health.model
         return health.slots.get(self._slot)
 
     async def say(self, events: Sequence[dict[str, Any]]) -> None:
-        """Send events, all in one call; they are in the log on return. Raises Unavailable, BadRequest."""
+        """Send feedback events in one call. On return they are in the log. Raises Unavailable, BadRequest."""
         await self.call("POST", "/v1/feedback", list(events))
 
     async def named(self) -> str:
-        """The gateway's name for its model. Raises Unavailable."""
+        """Return the gateway's name for its model. Raises Unavailable."""
         if not self._model and await self.holds() is None:
             raise Unavailable(f"the gateway has no weights in the slot {self._slot!r} yet")
         return self._model
@@ -408,9 +417,9 @@ class WorldGateway:
         *,
         accepted: Sequence[int] = (),
     ) -> Any:
-        """One call's answer. Raises Unavailable if another try may succeed, BadRequest if none will.
+        """Make one call and return its answer. Raises Unavailable if a retry may succeed, BadRequest if none will.
 
-        `accepted`: statuses beside 2xx whose body is an answer.
+        `accepted`: further statuses whose body is an answer, beside 2xx.
         """
         if self._session is None:
             raise RuntimeError("enter the gateway first")
@@ -419,31 +428,31 @@ class WorldGateway:
             asked = self._session.request(method, self._url + path, json=body, headers=headers, timeout=timeout)
             async with asked as response:
                 answer = json.loads(await _bounded(response))
-                status, told = response.status, response.headers
+                status, answer_headers = response.status, response.headers
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise Unavailable(f"{method} {path}: {type(error).__name__}: {error}") from error
         if status < 300 or (status in accepted and isinstance(answer, dict) and "slots" in answer):
             return answer
-        said = f"{method} {path}: HTTP {status}: {answer}"
-        if status in _REFUSALS:
-            raise BadRequest(said)
+        why = f"{method} {path}: HTTP {status}: {answer}"
+        if status in _CLIENT_ERRORS:
+            raise BadRequest(why)
         if status in (401, 403):
-            raise KeyRefused(said)
+            raise KeyRefused(why)
         if _is_not_served(status, answer):
-            self._model = ""  # asked for again: the gateway may have been started with another one
-            raise NotServed(f"{said}; start the gateway and its workers with the same version and settings")
-        raise unavailable(said, told)  # an empty slot, too, can be cured by a restart
+            self._model = ""  # ask for its name again: the gateway may have been restarted with another model
+            raise NotServed(f"{why}; start the gateway and its workers with the same version and settings")
+        raise unavailable(why, answer_headers)  # also for an empty slot, which a restart can fill
 
     @contextlib.asynccontextmanager
     async def streamed(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncGenerator[PassedAnswer]:
-        """The answer to a POST while it arrives, also if it says "too many requests". Raises Unavailable if another try may succeed."""
+        """Yield the answer to a POST as a stream, also for HTTP 429 and client errors. Raises Unavailable if a retry may succeed."""
         if self._session is None:
             raise RuntimeError("enter the gateway first")
-        told = {**headers, "Content-Type": "application/json"}
+        sent = {**headers, "Content-Type": "application/json"}
         async with contextlib.AsyncExitStack() as stack:
             try:
                 timeout = self._timeout(headers)
-                posted = self._session.post(self._url + path, data=body, headers=told, timeout=timeout)
+                posted = self._session.post(self._url + path, data=body, headers=sent, timeout=timeout)
                 response = await stack.enter_async_context(posted)
                 if response.status >= 300 and response.status not in _PASSED:
                     why = await response.text()
@@ -457,14 +466,14 @@ class WorldGateway:
             yield PassedAnswer(status=response.status, headers=response.headers, parts=parts)
 
     def _timeout(self, headers: Mapping[str, str]) -> aiohttp.ClientTimeout:
-        """The timeout of a call with these headers. It is later than the deadline stated there, which the gateway itself enforces."""
+        """Return the client-side timeout of a call. It ends after the deadline in the headers, which the gateway itself enforces."""
         left = headers.get(LEFT, "")
         return aiohttp.ClientTimeout(total=int(left) / 1000 + 2 * GRACE_S if left.isdecimal() else self._timeout_s)
 
 
 def _is_not_served(status: int, answer: Any) -> bool:
-    """True if an answer is an Ostinato server's own word that it lacks the route, the method or the model. An empty slot, which a restart
-    may fill, is none of these, and neither is what a proxy says while its server restarts.
+    """Return True if an Ostinato server itself says that it lacks the route, the method or the model. An empty slot does not count, since a
+    restart may fill it, nor does an error of a proxy whose server is restarting.
     """
     error = answer.get("error") if isinstance(answer, dict) else None
     if status not in (404, 405) or not isinstance(error, dict):
@@ -473,7 +482,7 @@ def _is_not_served(status: int, answer: Any) -> bool:
 
 
 def _json(text: str) -> Any:
-    """The value of a JSON text; None if it is none."""
+    """Parse a JSON text. Returns None if it is not valid."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -485,13 +494,13 @@ async def _whole(data: bytes) -> AsyncGenerator[bytes]:
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> bytes:
-    """A response's body. Raises ValueError if it is longer than any gateway sends."""
-    found = bytearray()
+    """Return a response's body. Raises ValueError if it is longer than any gateway sends."""
+    body = bytearray()
     async for part in response.content.iter_any():
-        found += part
-        if len(found) > _MOST_BYTES:
+        body += part
+        if len(body) > _MOST_BYTES:
             raise ValueError(f"more than {_MOST_BYTES} bytes; is it an Ostinato gateway?")
-    return bytes(found)
+    return bytes(body)
 
 
 async def _parts(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:

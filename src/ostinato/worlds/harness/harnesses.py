@@ -1,8 +1,9 @@
-"""The harnesses of our own (tools, repair, single), and opening a harness by the name that tasks use.
+"""The built-in harnesses (tools, repair, single), and the registry that opens a harness by the name that tasks use.
 
-The tool loop is the reference: task's messages -> model -> calls -> sandbox -> results into the conversation -> model ... until it submits
-or a budget ends; the changes in the sandbox are the outcome. The repair loop checks the model's code: task's messages -> answer -> its
-code becomes a file -> the check runs -> passed: done; failed: the output goes into the conversation, and the model answers again.
+The tool loop is the reference: task's messages -> model -> tool calls -> sandbox -> results into the conversation -> model ... until the
+model submits or a budget is used up. The changed files in the sandbox are the outcome. The repair loop checks the model's code: task's
+messages -> answer -> its code is written to a file -> the check runs -> if it passes, done; if it fails, its output goes into the
+conversation and the model answers again.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ from ostinato.worlds.tasks.task import Task
 
 
 class _Session(ABC):
-    """A rollout in progress: asks and acts until something ends it. A harness says how it asks and what it does with an answer."""
+    """A rollout in progress: the loop of model calls and actions. Subclasses define how to call the model and act on its answers."""
 
     def __init__(self, task: Task, model: rollout.Model, sandbox: Sandbox, messages: Sequence[Message]) -> None:
         self._task, self._model, self._sandbox = task, model, sandbox
         self.messages = list(messages)
         self.turns = list[str]()
-        self.answers = 0  # turns, without those that only summarise
+        self.answers = 0  # turns, except those that only summarise
         self.effort = Counter[str](tokens=0)
 
     def record(self) -> tuple[Sequence[Message], dict[str, Any]]:
-        """The whole conversation, and what else is to be told of the rollout."""
+        """Return the whole conversation, and further entries for `Rollout.detail`."""
         return self.messages, {}
 
     async def work(self, deadline: float) -> tuple[rollout.Ended, str]:
-        """Work until `deadline`, by the loop's clock, at the latest. Returns why it ended, and an explanation for people.
+        """Run the loop until `deadline` (event-loop time) at the latest. Returns how it ended and an explanation for people.
 
         Raises Unavailable.
         """
@@ -83,11 +84,11 @@ class _Session(ABC):
 
     @abstractmethod
     async def _act(self, answered: rollout.ModelAnswer, deadline: float) -> rollout.Ended | None:
-        """Do what an answer asks for. Returns how the rollout ended; None if it goes on."""
+        """Act on an answer. Returns how the rollout ended, or None if it continues."""
 
 
 class _Loop:
-    """A harness that works in the task's own sandbox until its session ends."""
+    """A harness that runs a `_Session` in the task's own sandbox."""
 
     name: str
     hash: str
@@ -95,11 +96,11 @@ class _Loop:
     session: Callable[[Task, rollout.Model, Sandbox, Any], _Session]
 
     def spec(self, task: Task) -> SandboxSpec:
-        """The task's own sandbox."""
+        """Return the task's own sandbox."""
         return task.spec
 
     async def run(self, task: Task, model: rollout.Model, sandbox: Sandbox | None) -> rollout.Rollout:
-        """Work until the session or the task's time ends. Raises Unavailable."""
+        """Run the session until it ends or the task's time is over. Raises Unavailable."""
         if sandbox is None:
             raise ValueError(f"the harness {self.name!r} needs a sandbox")
         session = self.session(task, model, sandbox, self.config)
@@ -130,7 +131,7 @@ class ToolLoopConfig(BaseModel, frozen=True, extra="forbid"):
 
     prompt: str = Field(
         default="Work on the task with the tools. Call submit when it is done.",
-        description="System message for tasks without one. Empty: none.",
+        description="System message for tasks that bring none. Empty: no system message.",
     )
     offered: tuple[str, ...] = Field(
         default=OFFERED,
@@ -140,27 +141,27 @@ class ToolLoopConfig(BaseModel, frozen=True, extra="forbid"):
     output_chars: int = Field(
         default=8000,
         ge=200,
-        description="Characters of a tool's output that are shown. Longer output loses its middle.",
+        description="Characters of a tool's output that the model is shown. The middle of longer output is left out.",
     )
     answer_tokens: int = Field(
-        default=32768, ge=1, description="Most tokens of all the model's answers in one rollout together."
+        default=32768, ge=1, description="Token budget of one rollout: most tokens of all the model's answers together."
     )
     command_s: float = Field(default=60.0, gt=0, description="Seconds after which a shell command is killed.")
     memory: MemoryConfig | None = Field(
         default=None,
-        description="How the model summarises what outgrows its window. None: outgrowing the window ends the rollout.",
+        description="How the model summarises a conversation that outgrows its context window. None: the rollout ends there.",
     )
 
 
 class _ToolSession(_Session):
     def __init__(self, task: Task, model: rollout.Model, sandbox: Sandbox, config: ToolLoopConfig) -> None:
-        bare = config.prompt and not any(message.role is Role.SYSTEM for message in task.messages)
-        opening = [Message(role=Role.SYSTEM, text=config.prompt)] if bare else []
+        add_prompt = config.prompt and not any(message.role is Role.SYSTEM for message in task.messages)
+        opening = [Message(role=Role.SYSTEM, text=config.prompt)] if add_prompt else []
         super().__init__(task, model, sandbox, [*opening, *task.messages])
         self._config = config
         self._tools = tools_named(config.offered)
         self.effort.update(calls=0, errors=0)
-        self._told = 0  # tokens of the conversation so far, as the gateway counted them
+        self._context_tokens = 0  # of the conversation so far, as the gateway counted them
         self.memory: Memory | None = None
         if config.memory is not None:
             self.memory = Memory(
@@ -187,7 +188,7 @@ class _ToolSession(_Session):
         try:
             if memory.full:
                 await memory.summarise(lambda: self._left(deadline))
-                self._told = 0
+                self._context_tokens = 0
             return await self._answer(deadline)
         except BadRequest as error:
             if memory.fresh and memory.effort["summaries"]:
@@ -195,7 +196,7 @@ class _ToolSession(_Session):
                 raise rollout.RolloutOver(rollout.Ended.FAILED, why) from error
             if not await memory.shrink(lambda: self._left(deadline)):
                 raise
-            self._told = 0
+            self._context_tokens = 0
             return await self._answer(deadline)
 
     async def _answer(self, deadline: float) -> rollout.ModelAnswer:
@@ -217,9 +218,9 @@ class _ToolSession(_Session):
     def _count(self, answered: rollout.ModelAnswer) -> None:
         self.effort["tokens"] += answered.tokens
         self.effort["call_tokens" if answered.message.calls else "final_tokens"] += answered.tokens
-        if self._told:  # what the prompt grew by beyond the last answer is tool output
-            self.effort["output_tokens"] += max(0, answered.prompt_tokens - self._told)
-        self._told = answered.prompt_tokens + answered.tokens
+        if self._context_tokens:  # the prompt grew by the last answer, counted already, and by tool output
+            self.effort["output_tokens"] += max(0, answered.prompt_tokens - self._context_tokens)
+        self._context_tokens = answered.prompt_tokens + answered.tokens
         if self.memory is not None:
             self.memory.count(answered)
 
@@ -228,31 +229,35 @@ class _ToolSession(_Session):
         for call in answered.message.calls:
             self.effort["calls"] += 1
             if done:
-                told = ToolReply(text="error: not done, since submit was called before", failed=True)
+                reply = ToolReply(text="error: not done, since submit was called before", failed=True)
             else:
                 left = deadline - asyncio.get_running_loop().time()
-                told = await self._used(call, max(0.01, min(self._config.command_s, left)))
-            self.effort["errors"] += told.failed
-            text = cut_middle(told.text, self._config.output_chars)
-            self.messages.append(Message(role=Role.TOOL, text=text, answers=call.id, failed=told.failed))
-            done = done or (call.name == "submit" and not told.failed)
+                reply = await self._execute(call, max(0.01, min(self._config.command_s, left)))
+            self.effort["errors"] += reply.failed
+            text = cut_middle(reply.text, self._config.output_chars)
+            self.messages.append(Message(role=Role.TOOL, text=text, answers=call.id, failed=reply.failed))
+            done = done or (call.name == "submit" and not reply.failed)
         if done:
             return rollout.Ended.SUBMITTED
         if not answered.message.calls:
             return rollout.Ended.LENGTH if answered.finish == "length" else rollout.Ended.SUBMITTED
         return rollout.Ended.LENGTH if self.effort["tokens"] >= self._config.answer_tokens else None
 
-    async def _used(self, call: ToolCall, timeout: float) -> ToolReply:
-        """A call's result. If a program cannot start although the sandbox lives, the model caused it (by its processes or memory)."""
+    async def _execute(self, call: ToolCall, timeout: float) -> ToolReply:
+        """Execute a tool call. If a program cannot start although the sandbox is alive, the model's own processes or memory use are the
+        cause, so the call fails instead of the rollout.
+        """
         try:
             return await use(call, self._sandbox, timeout=timeout, offered=self._config.offered)
         except Unavailable as error:
-            await self._sandbox.diff()  # raises if it is the sandbox that is gone
+            await self._sandbox.diff()  # raises if the sandbox is gone
             return ToolReply(text=f"error: {error}", failed=True)
 
 
 class ToolLoop(_Loop):
-    """Implements `Harness`: the tools of `ToolLoopConfig.offered`, until a submit, an answer without a call, or the end of a budget."""
+    """Implements `Harness`: the model works with the tools of `ToolLoopConfig.offered` until it calls submit, answers without a call, or
+    uses up a budget.
+    """
 
     name, session = "tools", _ToolSession
 
@@ -265,7 +270,7 @@ class ToolLoop(_Loop):
         self.hash = rollout.harness_hash(self.name, _TOOLS_VERSION, tools=shown, config=plain, **more)
 
     def check(self, task: Task) -> None:
-        """Raise BadConfig if the memory's window is too small for this task."""
+        """Raise BadConfig if the context window in `memory` is too small for this task."""
         if self.config.memory is not None:
             try:
                 self.config.memory.room(task.tokens, self.config.output_chars)
@@ -289,29 +294,29 @@ class RepairConfig(BaseModel, frozen=True, extra="forbid"):
     command: tuple[str, ...] = Field(
         default=("python3", "-B", "-S", "-s", "check.py"),
         min_length=1,
-        description="The check, run in the working directory. Exit code 0 means that the code passes. The task brings the files of the "
-        "check. Keep Python from caching bytecode (-B), or it takes two answers within a second for one.",
+        description="The check, run in the working directory. Exit code 0 means that the code passes. The task must bring the files of the "
+        "check. Keep Python from caching bytecode (-B): with a cache it may run the previous answer if two answers come within a second.",
     )
     command_s: float = Field(default=10.0, gt=0, description="Seconds after which the check is killed.")
     output_chars: int = Field(
         default=400,
         ge=40,
-        description="Characters of the check's output that are shown. Longer output loses its middle.",
+        description="Characters of the check's output that the model is shown. The middle of longer output is left out.",
     )
     told: str = Field(
         default="That fails:\n{output}\nWrite it again.",
-        description="Message to the model after a failure. {output} stands for the check's output, cut to `output_chars`.",
+        description="Message to the model after a failed check. {output} is replaced by the check's output, cut to `output_chars`.",
     )
 
 
 class _RepairSession(_Session):
-    """`checks` says for each answer whether it passed."""
+    """A repair loop in progress. `checks` holds for each answer whether it passed."""
 
     def __init__(self, task: Task, model: rollout.Model, sandbox: Sandbox, config: RepairConfig) -> None:
         super().__init__(task, model, sandbox, task.messages)
         self._config = config
         last = task.messages[-1]
-        self._begun = last if last.role is Role.ASSISTANT else None
+        self._prefill = last if last.role is Role.ASSISTANT else None
         self.checks = list[bool]()
         self.effort.update(final_tokens=0)
 
@@ -326,7 +331,7 @@ class _RepairSession(_Session):
         self.effort.update(tokens=answered.tokens, final_tokens=answered.tokens)
 
     async def _act(self, answered: rollout.ModelAnswer, deadline: float) -> rollout.Ended | None:
-        whole = (self._begun.text if self._begun else "") + answered.message.text
+        whole = (self._prefill.text if self._prefill else "") + answered.message.text
         output = await self._failure(whole)
         self.checks.append(output is None)
         if output is None or len(self.turns) >= self._task.turns:
@@ -336,7 +341,7 @@ class _RepairSession(_Session):
         return None
 
     async def _failure(self, text: str) -> str | None:
-        """The check's output for the code in an answer; None if it passes."""
+        """Run the check on the code in an answer. Returns its output, or None if it passes."""
         try:
             await self._sandbox.write(self._config.path, code_in(text).encode("utf-8", "surrogatepass"))
         except (BadRequest, StorageFull) as error:  # earlier code blocked the path or filled the disk
@@ -344,25 +349,25 @@ class _RepairSession(_Session):
         result = await self._sandbox.exec(self._config.command, timeout=self._config.command_s)
         if result.code == 0:
             return None
-        said = (result.stdout + result.stderr).decode("utf-8", "replace").strip()
+        output = (result.stdout + result.stderr).decode("utf-8", "replace").strip()
         if result.killed_reason:
-            said = f"{said}\nkilled: {result.killed_reason}".strip()
-        return cut_middle(said or f"exit code {result.code}", self._config.output_chars)
+            output = f"{output}\nkilled: {result.killed_reason}".strip()
+        return cut_middle(output or f"exit code {result.code}", self._config.output_chars)
 
     def _show(self, answer: str, output: str) -> None:
-        """Add a failure to the conversation."""
-        if self._begun is not None:
+        """Add a failed answer and the check's output to the conversation."""
+        if self._prefill is not None:
             self.messages[-2:] = [Message(role=Role.ASSISTANT, text=answer)]
         told = self._config.told.replace("{output}", output)
         self.messages.append(Message(role=Role.USER, text=told))
-        if self._begun is not None:
-            self.messages.append(self._begun)
+        if self._prefill is not None:
+            self.messages.append(self._prefill)
 
 
 class RepairLoop(_Loop):
-    """Implements `Harness`: at most `Task.turns` answers, each of which is checked until one passes; the last one counts.
+    """Implements `Harness`: runs a check on each answer until one passes, for at most `Task.turns` answers. The last answer counts.
 
-    If the task's messages end with the beginning of the answer, every answer continues that beginning.
+    If the task's messages end with an assistant message, every answer continues that prefill.
     """
 
     name, session = "repair", _RepairSession
@@ -373,7 +378,7 @@ class RepairLoop(_Loop):
 
 
 def code_in(text: str) -> str:
-    r"""The content of the last code fence, which need not be closed; the whole text if there is none.
+    r"""Return the content of the last code fence, which need not be closed, or the whole text if there is none.
 
     Example: ``code_in("Here:\n```python\nx = 1\n```\nDone.") == "x = 1\n"``
     """
@@ -392,17 +397,18 @@ _SINGLE_VERSION = 1
 
 
 class SingleAnswer:
-    """Implements `Harness`: the task's messages, one answer, no tools and no sandbox."""
+    """Implements `Harness`: one answer to the task's messages, without tools and sandbox."""
 
     name = "single"
     hash = rollout.harness_hash(name, _SINGLE_VERSION)
 
     def spec(self, task: Task) -> None:
-        """None: it runs nothing."""
+        """Return None: this harness runs no programs."""
 
     async def run(self, task: Task, model: rollout.Model, sandbox: Sandbox | None) -> rollout.Rollout:
-        """One answer, or as much of it as there is when the task's time is over. If the prompt does not fit, the rollout fails before the
-        model has said anything. Raises Unavailable, or OutOfTime if the time ran out before the model said anything.
+        """Sample one answer, which is cut when the task's time is over. A prompt that exceeds the context gives a rollout that `FAILED`.
+
+        Raises Unavailable, or OutOfTime if the time ran out before the first token.
         """
         clock = asyncio.get_running_loop().time
         start = clock()
@@ -430,7 +436,7 @@ def answered(
     turns: tuple[str, ...] = (),
     effort: Mapping[str, float] | None = None,
 ) -> rollout.Rollout:
-    """The rollout that one answer is. `finish` is as `ModelAnswer` has it."""
+    """Return the rollout of a single answer. `finish` is as in `ModelAnswer`."""
     overran, cut = finish == rollout.OVERRAN, finish == "length"
     ended = rollout.Ended.LENGTH if cut else rollout.Ended.SUBMITTED
     return rollout.Rollout(
@@ -444,13 +450,13 @@ def answered(
     )
 
 
-# ---------------------------------------------------------------- by name
+# ---------------------------------------------------------------- registry
 
 
 _C = TypeVar("_C", bound=BaseModel)
 
 HARNESSES = ("single", "repair", "tools")
-"""The harnesses that need no settings."""
+"""The harnesses that work without settings."""
 
 
 def is_agent(name: str) -> bool:
@@ -459,10 +465,12 @@ def is_agent(name: str) -> bool:
 
 
 def open_harness(name: str, settings: Mapping[str, Any] | None = None) -> rollout.Harness:
-    """The harness of this name with the settings of `[worlds.harness.NAME]`. Raises BadConfig for an unknown name, an invalid setting."""
+    """Return the harness of this name, with the settings of `[worlds.harness.NAME]`. Raises BadConfig for an unknown name or an invalid
+    setting.
+    """
     if is_agent(name):
         if settings is None:
-            raise BadConfig(f"worlds.harness.{name}: nothing says what this agent is; set its command")
+            raise BadConfig(f"worlds.harness.{name}: this agent is not configured; set its command")
         return CodingAgent(name, _read_settings(AgentConfig, name, settings))
     match name:
         case "tools":
@@ -478,7 +486,7 @@ def open_harness(name: str, settings: Mapping[str, Any] | None = None) -> rollou
 
 
 def no_harness(name: str) -> str:
-    """The error message for a harness that is not available, with the remedy."""
+    """Return the error message for a harness that is not available, with the remedy."""
     if is_agent(name):
         return f"the harness {name!r} is not configured; add [worlds.harness.{name}] with its command to the config"
     return f"there is no harness {name!r}; there are {', '.join(HARNESSES)}, and agent or agent-NAME"

@@ -1,9 +1,9 @@
-"""Context compaction by the model itself: a rollout that outgrows its context window goes on in a new one that begins with a summary.
+"""Context compaction by the model itself: a rollout that outgrows its context window continues in a new one that begins with a summary.
 
-Where the conversation reaches the window's budget, the model is asked, in the same window, to summarise it. The next window holds the
-opening (system message and task), then one user message: the summary, and what the harness knows better than any summary. Tokens of
-summaries are sampled by the policy and captured as turns with the purpose `compaction`, so that the rollout's reward teaches them as it
-teaches all others (Composer 2, arXiv:2603.24477, section 4.1). So are tries that are refused for their form.
+When the conversation reaches the window's token budget, the harness asks the model, in the same window, to summarise it. The next window
+holds the opening (system message and task) and one user message with the summary and with facts that the harness itself knows. The policy
+samples the summaries, and they are captured as turns with the purpose `compaction`, so the rollout's reward trains them like all other
+turns (Composer 2, arXiv:2603.24477, section 4.1). The same holds for summaries that are refused for their form.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from ostinato.worlds.harness.toolbox import cut_middle
 from ostinato.worlds.tasks.task import Task
 
 MEMORY_VERSION = 1
-"""To be raised with every change to what a model sees of its memory."""
+"""Must be incremented with every change to what the model sees of its memory."""
 
 Told = Literal["files", "summaries", "calls", "tokens", "seconds"]
 Left = Callable[[], Mapping[str, float]]
 
-_BYTES_A_TOKEN = 4  # of text, until the gateway has counted some
-_SHARE = 8  # of the window, as a divisor: the most that the last message takes
-_MOST_FILES, _MOST_PATH = 20, 60  # files that are named, and characters of a name
+_BYTES_PER_TOKEN = 4  # an estimate, until the gateway has counted tokens
+_LAST_MESSAGE_DIVISOR = 8  # the repeated last message takes at most this fraction of the window
+_MOST_FILES, _MOST_PATH = 20, 60  # changed files that are listed, and characters of a path
 _FRAME = re.compile(r"(?<!=)={3,}(?=\s*(?:memory|end of)\b)", re.IGNORECASE)
 _MARKUP = re.compile(
     r"<[|\uff5c][^<>\s]{1,40}[|\uff5c]>|</?(?:tool_call|tool_response|think|start_of_turn|end_of_turn)>|\[/?(?:INST|TOOL_CALLS)\]"
@@ -45,17 +45,17 @@ _LEFT_OUT = "[too long for the context; it follows after the summary]"
 class MemoryConfig(BaseModel, frozen=True, extra="forbid"):
     """`[worlds.harness.tools.memory]`."""
 
-    window: int = Field(ge=16, description="Tokens of a context window, at most the model's context.")
+    window: int = Field(ge=16, description="Size of a context window in tokens, at most the model's context length.")
     budget: float = Field(
         default=0.75,
         gt=0,
         lt=1,
-        description="Share of the window at which it is summarised in rollouts that are not trained on.",
+        description="Share of the window that triggers a summary in rollouts that are not trained on.",
     )
     drawn: tuple[float, float] = Field(
         default=(0.4, 0.9),
-        description="Least and greatest share of the window at which it is summarised in training. Each rollout draws its own share, "
-        "because with a fixed one the model would learn that place.",
+        description="Range of the share of the window that triggers a summary in training. Each rollout draws its own share: with a fixed "
+        "one the model would learn to expect the summary there.",
     )
     request: str = Field(
         default="Summarise what you need to go on; the conversation before this will be gone.",
@@ -70,7 +70,7 @@ class MemoryConfig(BaseModel, frozen=True, extra="forbid"):
     )
     tells: tuple[Told, ...] = Field(
         default=("files", "summaries", "calls", "tokens", "seconds"),
-        description="What the harness reports with a summary: files changed, summaries so far, calls, tokens and seconds left.",
+        description="Facts that the harness adds to a summary: files changed, summaries so far, calls, tokens and seconds left.",
     )
     keep_last: bool = Field(
         default=True, description="Repeat the newest message after the summary if it fits into an eighth of the window."
@@ -78,14 +78,16 @@ class MemoryConfig(BaseModel, frozen=True, extra="forbid"):
     tries: int = Field(
         default=3,
         ge=1,
-        description="Attempts at a summary. A summary that is empty, cut off, a call or template markup is refused. After the last "
-        "attempt, the newest half of the window is kept as it is.",
+        description="Attempts at a summary. A summary is refused if it is empty, cut off or too long, makes a tool call, or contains "
+        "template markup. After the last attempt, the newest half of the window is kept unchanged instead.",
     )
-    summaries: int = Field(default=32, ge=1, description="Most summaries in one rollout. Needing another ends it.")
+    summaries: int = Field(
+        default=32, ge=1, description="Most summaries in one rollout. A rollout that needs another one ends."
+    )
 
     @property
     def most_tokens(self) -> int:
-        """The most tokens of a summary."""
+        """The token limit of a summary."""
         return self.summary_tokens or max(1, self.window // 16)
 
     @model_validator(mode="after")
@@ -96,11 +98,12 @@ class MemoryConfig(BaseModel, frozen=True, extra="forbid"):
         return self
 
     def room(self, answer_tokens: int, result_chars: int) -> int:
-        """The most tokens at which a window may be summarised: an answer, a message after it and the summary still fit behind them.
+        """Return the most tokens that a window may hold when its summary begins, so that one more answer, a tool result and the summary
+        still fit.
 
-        Raises BadConfig, with the numbers, if that is less than the least budget.
+        Raises BadConfig, with the numbers, if that is less than the smallest budget.
         """
-        result, request = -(-result_chars // _BYTES_A_TOKEN), -(-_bytes_of(self.request) // _BYTES_A_TOKEN)
+        result, request = -(-result_chars // _BYTES_PER_TOKEN), -(-_bytes_of(self.request) // _BYTES_PER_TOKEN)
         left = self.window - answer_tokens - result - request - self.think_tokens - self.most_tokens
         least = math.ceil(min(self.budget, self.drawn[0]) * self.window)
         if left < least:
@@ -113,16 +116,16 @@ class MemoryConfig(BaseModel, frozen=True, extra="forbid"):
 
 
 class Memory:
-    """The windows of one rollout. `messages` is the newest one, changed in place; `transcript` has all, each message once.
+    """The context windows of one rollout. `messages` is the current window, changed in place; `transcript` has every message once.
 
     Args:
         config, task, model: those of the rollout.
-        messages: the opening, repeated at the beginning of every window.
-        turns: where turns are added, in order.
-        effort: where `tokens`, `summaries`, `summary_tokens` and `refused` are counted.
-        room: the most tokens at which a window may be summarised, as `MemoryConfig.room` has them.
-        tools: those of the conversation, which stay in the prompt of a request for a summary.
-        sandbox: whose changed files are told; None: there is none.
+        messages: the opening, which begins every window.
+        turns: the list to which turns are appended, in order.
+        effort: the counter of `tokens`, `summaries`, `summary_tokens` and `refused`.
+        room: the most tokens that a window may hold when its summary begins, from `MemoryConfig.room`.
+        tools: those of the conversation. They stay in the prompt when a summary is requested.
+        sandbox: the sandbox whose changed files are reported; None: none are.
     """
 
     def __init__(
@@ -147,34 +150,36 @@ class Memory:
         self._opening = len(messages)
         self._tools_bytes = sum(_bytes_of(f"{tool.name}{tool.description}{tool.parameters}") for tool in tools)
         self._past, self._tries = list[Message](), list[Message]()
-        self._repeated = 0  # messages of this window, after its opening, that the transcript has already
+        self._repeated = 0  # messages of this window, after its opening, that are in the transcript already
         self._summary = ""
-        self._known, self._counted = 0, 0  # tokens of the first messages, as the gateway counted them
-        self._rate = 1 / _BYTES_A_TOKEN
+        self._counted_tokens, self._counted = 0, 0  # tokens of the first `_counted` messages, by the gateway's count
+        self._tokens_per_byte = 1 / _BYTES_PER_TOKEN
         self.fresh, self.fell_back = True, False
         effort.update(summaries=0, summary_tokens=0, refused=0)
 
     @property
     def transcript(self) -> list[Message]:
-        """All messages of all windows in order, requests for summaries and their answers included."""
+        """All messages of all windows in order, including requests for summaries and their answers."""
         opening, newer = self._messages[: self._opening], self._messages[self._opening + self._repeated :]
         return [*opening, *self._past, *newer, *self._tries]
 
     @property
     def size(self) -> float:
-        """Tokens of the window: as counted by the gateway, and by bytes what it has not seen yet."""
-        return self._known + self._rate * self._bytes(self._messages[self._counted :], tools=not self._counted)
+        """Tokens in the window: the gateway's count, plus an estimate from bytes for messages that the gateway has not seen yet."""
+        return self._counted_tokens + self._tokens_per_byte * self._bytes(
+            self._messages[self._counted :], tools=not self._counted
+        )
 
     @property
     def full(self) -> bool:
-        """True if the window is to be summarised before the next answer."""
+        """True if the window must be summarised before the next answer."""
         return self.size >= self._budget and len(self._messages) > self._opening + self._repeated
 
     def count(self, answered: ModelAnswer) -> None:
-        """Take in what the gateway counted for the newest message, an answer. Raises RolloutOver if the opening alone fills a window."""
+        """Record the gateway's token counts for the newest message, an answer. Raises RolloutOver if the opening alone fills a window."""
         before = self._messages[:-1]
-        self._rate = answered.prompt_tokens / self._bytes(before, tools=True)
-        self._known, self._counted = answered.prompt_tokens + answered.tokens, len(self._messages)
+        self._tokens_per_byte = answered.prompt_tokens / self._bytes(before, tools=True)
+        self._counted_tokens, self._counted = answered.prompt_tokens + answered.tokens, len(self._messages)
         if not self._past and self.fresh and answered.prompt_tokens + self._config.most_tokens >= self._least:
             raise RolloutOver(
                 Ended.FAILED,
@@ -185,20 +190,23 @@ class Memory:
         self.fresh = False
 
     async def summarise(self, left: Left) -> None:
-        """Begin a new window. It changes `messages` once a summary is there or was given up, and not at all if an error is raised.
+        """Summarise the window and begin a new one. `messages` changes only once the attempts are over, and not if an error is raised.
 
-        `left` says how many "seconds" are left now, and how many "calls" and "tokens" if they are bounded; "tokens" bounds the summary too.
+        `left` returns the "seconds" left now, and the "calls" and "tokens" left if they are bounded. "tokens" bounds the summary too.
 
-        Raises RolloutOver if there were `summaries` or the time is over, BadRequest if the request does not fit, Unavailable.
+        Raises RolloutOver if the limit `summaries` is reached or the time is over, BadRequest if the request exceeds the context, and
+        Unavailable.
         """
         newest = self._messages[-1]
         last = newest.text if self._config.keep_last and newest.role is not Role.ASSISTANT else ""
-        fits = self._rate * _bytes_of(last) <= self._config.window / _SHARE
+        fits = self._tokens_per_byte * _bytes_of(last) <= self._config.window / _LAST_MESSAGE_DIVISOR
         await self._renew(left, self._messages, last if fits else "")
 
     async def shrink(self, left: Left) -> bool:
-        """Summarise a window that the context does not hold: without the newest messages after an answer, the last of which comes back with
-        its middle cut. False if there are none. Raises as `summarise` does.
+        """Summarise a window that exceeds the model's context. The messages since the last answer are left out of the request, and the
+        newest of them is repeated after the summary with its middle cut.
+
+        Returns False if there are no such messages. Raises as `summarise`.
         """
         since = len(self._messages)
         while since > self._opening + self._repeated and self._messages[since - 1].role is not Role.ASSISTANT:
@@ -207,29 +215,29 @@ class Memory:
         if not newest:
             return False
         short = [replace(each, text=_LEFT_OUT) for each in newest]
-        most = self._config.window // _SHARE  # in characters: what did not fit may have a token in each
+        most = self._config.window // _LAST_MESSAGE_DIVISOR  # in characters: each of them may be a token
         await self._renew(left, [*self._messages[:since], *short], cut_middle(newest[-1].text, most), whole=False)
         return True
 
     async def _renew(self, left: Left, window: Sequence[Message], last: str, *, whole: bool = True) -> None:
-        """Have `window` summarised and begin the next one. `whole`: its newest half may be kept in the place of a summary."""
+        """Have `window` summarised, and begin the next one. `whole`: if no summary succeeds, the newest half of the window may be kept."""
         if self.effort["summaries"] >= self._config.summaries:
             raise RolloutOver(Ended.LENGTH, f"it has written {self._config.summaries} summaries (memory.summaries)")
-        summary = await self._asked(window, left)
+        summary = await self._request_summary(window, left)
         facts = await self._facts(left())
         self.effort["summaries"] += 1
         self.fell_back = self.fell_back or not summary
-        kept = [] if summary or not whole else self._newest()
+        kept = [] if summary or not whole else self._newest_half()
         self._past += [*self._messages[self._opening + self._repeated :], *self._tries]
         self._summary, self._tries = summary or self._summary, []
-        told = [("summary", self._summary), ("facts", facts), ("last message", "" if kept else last)]
-        memory = "\n".join(_framed(name, text) for name, text in told if text) or "(nothing was kept)"
+        sections = [("summary", self._summary), ("facts", facts), ("last message", "" if kept else last)]
+        memory = "\n".join(_framed(name, text) for name, text in sections if text) or "(nothing was kept)"
         self._messages[self._opening :] = [Message(role=Role.USER, text=memory), *kept]
         self._past.append(self._messages[self._opening])
-        self._repeated, self._known, self._counted, self.fresh = 1 + len(kept), 0, 0, True
+        self._repeated, self._counted_tokens, self._counted, self.fresh = 1 + len(kept), 0, 0, True
 
-    async def _asked(self, window: Sequence[Message], left: Left) -> str:
-        """The summary of a window; empty if every try was refused."""
+    async def _request_summary(self, window: Sequence[Message], left: Left) -> str:
+        """Ask the model to summarise a window. Returns "" if every attempt was refused."""
         config, asked = self._config, [*window, Message(role=Role.USER, text=self._config.request)]
         for number in range(config.tries):
             now = left()
@@ -241,10 +249,10 @@ class Memory:
             )
             self._turns.append(answered.turn)
             self._tries += [asked[-1], answered.message]
-            self._rate = answered.prompt_tokens / self._bytes(asked, tools=True)
+            self._tokens_per_byte = answered.prompt_tokens / self._bytes(asked, tools=True)
             self.effort.update(tokens=answered.tokens, summary_tokens=answered.tokens)
-            if self._known and not number:  # what the window grew by since the last answer is tool output
-                grown = answered.prompt_tokens - self._known - self._rate * self._bytes(asked[-1:])
+            if self._counted_tokens and not number:  # since the last answer, the window grew by tool output
+                grown = answered.prompt_tokens - self._counted_tokens - self._tokens_per_byte * self._bytes(asked[-1:])
                 self.effort["output_tokens"] += max(0, round(grown))
             if answered.finish == OVERRAN:
                 raise RolloutOver(Ended.TIMEOUT, timed_out(self._task))
@@ -254,14 +262,14 @@ class Memory:
         return ""
 
     def _is_summary(self, answered: ModelAnswer) -> bool:
-        """False if an answer is refused as a summary: empty, cut, too long, a call, or with template markup in it."""
-        said = answered.message
-        own = len(said.text) / max(1, len(said.text) + len(said.reasoning)) * answered.tokens
-        whole = answered.finish != "length" and own <= self._config.most_tokens
-        return whole and bool(said.text.strip()) and not said.calls and _MARKUP.search(said.text) is None
+        """Return False for an answer that is no valid summary: empty, cut off, too long, with a tool call, or with template markup."""
+        message = answered.message
+        text_tokens = len(message.text) / max(1, len(message.text) + len(message.reasoning)) * answered.tokens
+        whole = answered.finish != "length" and text_tokens <= self._config.most_tokens
+        return whole and bool(message.text.strip()) and not message.calls and _MARKUP.search(message.text) is None
 
     async def _facts(self, left: Mapping[str, float]) -> str:
-        """What the harness knows, as lines. Raises Unavailable, of which SandboxBroken is a kind."""
+        """Return the harness's own facts for the next window, as lines. Raises Unavailable, and its subclass SandboxBroken."""
         tells = self._config.tells
         counted = [name for name in ("calls", "tokens", "seconds") if name in tells and name in left]
         lines = [f"{name} left: {max(0, int(left[name]))}" for name in counted]
@@ -275,23 +283,23 @@ class Memory:
         lines += map(_file_line, changes[:_MOST_FILES])
         return "\n".join(lines if len(changes) <= _MOST_FILES else [*lines, f"and {len(changes) - _MOST_FILES} more"])
 
-    def _newest(self) -> list[Message]:
-        """The newest messages that take at most half of the budget, beginning with an answer: no call loses its result."""
+    def _newest_half(self) -> list[Message]:
+        """Return the newest messages that take at most half of the budget. They begin with an answer, so no result lacks its call."""
         own = self._messages[self._opening :]
         begins = len(own)
         for place in range(len(own) - 1, 0, -1):
-            if self._rate * self._bytes(own[place:]) > self._budget / 2:
+            if self._tokens_per_byte * self._bytes(own[place:]) > self._budget / 2:
                 break
             if own[place].role is Role.ASSISTANT:
                 begins = place
         return own[begins:]
 
     def _bytes(self, messages: Sequence[Message], *, tools: bool = False) -> int:
-        said = sum(
+        size = sum(
             _bytes_of(each.text) + sum(_bytes_of(call.name) + _bytes_of(call.arguments) for call in each.calls)
             for each in messages
         )
-        return said + self._tools_bytes * tools or 1
+        return size + self._tools_bytes * tools or 1
 
 
 def _bytes_of(text: str) -> int:
@@ -304,5 +312,5 @@ def _file_line(change: Change) -> str:
 
 
 def _framed(name: str, text: str) -> str:
-    """A text between two fixed lines, which it cannot contain itself."""
+    """Put a text between two delimiter lines, which the text itself cannot contain."""
     return f"=== memory: {name} ===\n{_FRAME.sub('==', text)}\n=== end of {name} ==="

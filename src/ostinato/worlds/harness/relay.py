@@ -1,9 +1,9 @@
-"""Serves the model to an agent in a sandbox: a few paths at a loopback port, relayed to the gateway outside.
+"""Reverse proxy that serves the model to an agent in a sandbox: a few API paths at a loopback port, relayed to the gateway outside.
 
-The sandbox holds nothing that identifies a caller to the gateway. The relay adds the run's key, the episode and the rest to each call,
-removes whatever the agent says about them, and lets through no other path. A request is rewritten before the gateway sees it, with another
-model, another user and our sampling: an agent's own temperature of 0, which one of the common agents sends, would make all rollouts of a
-group the same. Answers are read in any dialect, whole or streamed.
+The sandbox holds no credentials for the gateway. The relay adds the run's key, the episode and the like to each call, drops what the agent
+says about them, and serves no other path. It rewrites each request with the run's model, user and sampling settings: an agent's own
+temperature of 0, which one common agent sends, would make all rollouts of a group identical. Answers are parsed in any API dialect, whole
+or streamed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ostinato.core.records import PolicyVersion, Purpose
 from ostinato.worlds.harness.gateway import USER, EpisodeModel, PassedAnswer
 from ostinato.worlds.harness.rollout import Ended, OutOfTime
 
-# ---------------------------------------------------------------- reading answers, and the tool results in requests
+# ---------------------------------------------------------------- parsing answers, and the tool results in requests
 
 
 Json = Mapping[str, Any]
@@ -37,7 +37,8 @@ class AgentAnswer:
     """One complete answer.
 
     `turn`: the id under which the gateway captured it; `tokens`: how many were sampled; `cut`: it reached its token limit; `policies`: the
-    policy versions that sampled it; `overran`: it was cut at its deadline; `window`: how many summaries have replaced what was before it.
+    policy versions that sampled it; `overran`: it was cut at its deadline; `window`: the number of summaries that the agent has made before
+    it.
 
     Example: ``AgentAnswer(turn="chatcmpl-3f:0", tokens=7, cut=False, message=Message(role=Role.ASSISTANT, text="Done."))``
     """
@@ -58,30 +59,30 @@ def read_agent_answer(dialect: Dialect, data: bytes) -> AgentAnswer | None:
         last = next((event for event in reversed(events) if "ostinato" in event or "ostinato" in _inner(event)), None)
         if last is None:
             return None
-        told = last.get("ostinato") or _inner(last)["ostinato"]
+        extra = last.get("ostinato") or _inner(last)["ostinato"]
         message, cut = _READERS[dialect](events)
         return AgentAnswer(
-            turn=str(told["turns"][0]),
-            tokens=sum(int(span[2]) for span in told["spans"]),
+            turn=str(extra["turns"][0]),
+            tokens=sum(int(span[2]) for span in extra["spans"]),
             cut=cut,
             message=message,
-            policies=frozenset(PolicyVersion(number=int(span[0]), hash=str(span[1])) for span in told["spans"]),
-            overran=bool(told.get("deadline")),
-            window=int(told.get("window", {}).get("number", 0)),
+            policies=frozenset(PolicyVersion(number=int(span[0]), hash=str(span[1])) for span in extra["spans"]),
+            overran=bool(extra.get("deadline")),
+            window=int(extra.get("window", {}).get("number", 0)),
         )
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return None
 
 
 def tool_results(dialect: Dialect, body: Json) -> dict[str, Message]:
-    """The tool results in a request, by call id."""
+    """Return the tool results in a request, by call id."""
     return {
         str(id): Message(role=Role.TOOL, text=_text(content), answers=str(id), failed=failed)
-        for id, content, failed in _told(dialect, body)
+        for id, content, failed in _raw_results(dialect, body)
     }
 
 
-def _told(dialect: Dialect, body: Json) -> Iterable[tuple[Any, Any, bool]]:
+def _raw_results(dialect: Dialect, body: Json) -> Iterable[tuple[Any, Any, bool]]:
     items = [
         item for item in _list(body.get("input" if dialect == "responses" else "messages")) if isinstance(item, dict)
     ]
@@ -97,7 +98,7 @@ def _told(dialect: Dialect, body: Json) -> Iterable[tuple[Any, Any, bool]]:
 
 
 def _events(data: bytes) -> list[Json]:
-    """A stream's events, or the single object of an answer that was not streamed."""
+    """Parse the events of a stream, or the single object of an answer that was not streamed."""
     if data.lstrip()[:1] == b"{":
         return [json.loads(data)]
     lines = (line[5:].strip() for line in data.split(b"\n") if line.startswith(b"data:"))
@@ -113,12 +114,12 @@ def _chat(events: list[Json]) -> tuple[Message, bool]:
     text, reasoning, calls, cut = "", "", list[ToolCall](), False
     for event in events:
         for choice in event["choices"]:
-            said = choice.get("message") or choice.get("delta") or {}
-            text += said.get("content") or ""
-            reasoning += said.get("reasoning_content") or ""
-            for call in said.get("tool_calls") or ():
-                named = call["function"]
-                calls.append(ToolCall(id=call["id"], name=named["name"], arguments=named["arguments"]))
+            delta = choice.get("message") or choice.get("delta") or {}
+            text += delta.get("content") or ""
+            reasoning += delta.get("reasoning_content") or ""
+            for call in delta.get("tool_calls") or ():
+                function = call["function"]
+                calls.append(ToolCall(id=call["id"], name=function["name"], arguments=function["arguments"]))
             cut = cut or choice.get("finish_reason") == "length"
     return Message(role=Role.ASSISTANT, text=text, reasoning=reasoning, calls=tuple(calls)), cut
 
@@ -131,16 +132,16 @@ def _messages(events: list[Json]) -> tuple[Message, bool]:
             text += block.get("text") or ""
             reasoning += block.get("thinking") or ""
             if block.get("type") == "tool_use":
-                given = json.dumps(block["input"], ensure_ascii=False) if block["input"] else ""
-                calls.append([block["id"], block["name"], given])
+                arguments = json.dumps(block["input"], ensure_ascii=False) if block["input"] else ""
+                calls.append([block["id"], block["name"], arguments])
         delta = event.get("delta") or {}
         text += delta.get("text") or ""
         reasoning += delta.get("thinking") or ""
         if "partial_json" in delta:
             calls[-1][2] += delta["partial_json"]
         cut = cut or "max_tokens" in (delta.get("stop_reason"), event.get("stop_reason"))
-    made = tuple(ToolCall(id=id, name=name, arguments=given or "{}") for id, name, given in calls)
-    return Message(role=Role.ASSISTANT, text=text, reasoning=reasoning, calls=made), cut
+    parsed = tuple(ToolCall(id=id, name=name, arguments=arguments or "{}") for id, name, arguments in calls)
+    return Message(role=Role.ASSISTANT, text=text, reasoning=reasoning, calls=parsed), cut
 
 
 def _responses(events: list[Json]) -> tuple[Message, bool]:
@@ -153,12 +154,12 @@ def _responses(events: list[Json]) -> tuple[Message, bool]:
             case "reasoning":
                 reasoning += _text(item["content"])
             case "compaction":
-                pass  # its summary is a turn of its own
+                pass  # its summary is a separate turn
             case _:
-                given = item["arguments"] if "arguments" in item else json.dumps({"input": item["input"]})
-                calls.append(ToolCall(id=item["call_id"], name=item["name"], arguments=given))
-    said = Message(role=Role.ASSISTANT, text=text, reasoning=reasoning, calls=tuple(calls))
-    return said, whole["status"] == "incomplete"
+                arguments = item["arguments"] if "arguments" in item else json.dumps({"input": item["input"]})
+                calls.append(ToolCall(id=item["call_id"], name=item["name"], arguments=arguments))
+    message = Message(role=Role.ASSISTANT, text=text, reasoning=reasoning, calls=tuple(calls))
+    return message, whole["status"] == "incomplete"
 
 
 _READERS = {"chat": _chat, "messages": _messages, "responses": _responses}
@@ -169,7 +170,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _text(content: Any) -> str:
-    """The text of a string or of a list of parts."""
+    """Return the text of a message's content, which is a string or a list of parts."""
     if isinstance(content, str):
         return content
     return "".join(str(part.get("text") or "") for part in _list(content) if isinstance(part, dict))
@@ -191,13 +192,13 @@ PASSED = {
     "x-claude-code-agent-id", "x-codex-parent-thread-id", "x-codex-turn-metadata", "x-openai-subagent", "x-parent-session-id",
     "x-claude-code-session-id", "session-id", "x-session-id",
 }  # fmt: skip
-"""Headers, in lower case, by which the gateway tells an agent's side calls from its work. No other header of an agent is passed on."""
+"""Headers, in lower case, by which the gateway recognises an agent's side calls. No other header of an agent is forwarded."""
 
 
 def ruled_request(
     dialect: Dialect, body: Mapping[str, Any], *, model: str, temperature: float, tokens: int, user: str = USER
 ) -> dict[str, Any]:
-    """The request for the gateway, with at most `tokens` per answer. Other faults in it are left for the gateway to report."""
+    """Rewrite a request for the gateway, with at most `tokens` per answer. Other errors in it are left for the gateway to report."""
     ruled = {name: value for name, value in body.items() if name not in _DROPPED}
     ruled |= {"model": model, "temperature": temperature}
     ruled |= {"metadata": {"user_id": user}} if dialect == "messages" else {"user": user}
@@ -210,7 +211,7 @@ def ruled_request(
 
 
 def passed_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """The agent's headers that the gateway may see."""
+    """Return the agent's headers that are forwarded to the gateway."""
     plain = {name.lower(): value for name, value in headers.items() if value.isascii() and value.isprintable()}
     return {name: value for name, value in plain.items() if name in PASSED and len(value) <= _HEADER_CHARS}
 
@@ -220,7 +221,7 @@ logger = logging.getLogger(__name__)
 # ---------------------------------------------------------------- the relay
 
 
-_END_S = 0.01  # for calls in progress at the end; to aiohttp, 0 means no limit
+_SHUTDOWN_S = 0.01  # grace for calls in progress at shutdown; to aiohttp, 0 means no limit
 _MODELS, COUNTING = "/v1/models", "/v1/messages/count_tokens"
 DIALECTS: Mapping[str, Dialect] = {
     "/v1/chat/completions": "chat",
@@ -228,18 +229,18 @@ DIALECTS: Mapping[str, Dialect] = {
     COUNTING: "messages",
     "/v1/responses": "responses",
 }
-"""The paths that an agent may call, and which API each belongs to."""
+"""The paths that an agent may call, each with its API dialect."""
 _TOO_LONG = ("context_length_exceeded", "prompt is too long")
-_CONNECTIONS = 64  # at once; further ones are closed
+_CONNECTIONS = 64  # concurrent ones; further ones are closed
 _BODY_BYTES = 2 << 20  # the gateway's default limit
 _ANSWER_BYTES = 64 << 20
-_READ_S = 20.0  # to read a piece of an answer: less than the gateway waits for us
-_SHOWN = ("Content-Type", "request-id", "x-request-id")
-_IDLE_REQUESTS = 50  # requests in all, for each turn that is allowed
+_WRITE_S = 20.0  # for an agent to take a chunk of an answer; shorter than the gateway's own write timeout
+_FORWARDED = ("Content-Type", "request-id", "x-request-id")
+_REQUESTS_PER_TURN = 50  # a bound on all requests, failed and counting ones included, per allowed turn
 
 
 class _Refused(Exception):
-    """An error for the agent, with an HTTP status."""
+    """An error that the agent gets, with an HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -247,14 +248,14 @@ class _Refused(Exception):
 
 
 class ModelRelay:
-    """Serves one rollout's agent.
+    """The reverse proxy of one rollout's agent.
 
     `heard` holds every complete answer with its purpose, in the order in which they ended; `told` the tool results that the agent sent,
-    by call id; `outgrown` the gateway's error if the last prompt was too long; `over` is resolved when the agent may not go on, with the
-    reason or Unavailable.
+    by call id; `outgrown` the gateway's error if the last prompt was too long. `over` resolves when the agent must stop, with the reason or
+    with Unavailable.
 
-    `turns` is the most calls; `tokens` and `answer_tokens` are the most of one answer, and of all together; `sent_bytes` of all requests.
-    At `deadline`, by the loop's clock, answers end and calls are no longer accepted.
+    Limits: `turns` model calls, `tokens` per answer, `answer_tokens` for all answers together, `sent_bytes` for all requests together. At
+    `deadline` (event-loop time) answers in progress are cut, and further calls are refused.
     """
 
     def __init__(
@@ -284,7 +285,7 @@ class ModelRelay:
         self.outgrown = ""
 
     async def start(self, listener: socket.socket) -> str:
-        """Accept connections at this socket. Returns the model's name. Raises Unavailable."""
+        """Accept connections on this socket. Returns the model's name. Raises Unavailable."""
         self._named = await self._model.named()
         self._listening = await asyncio.get_running_loop().create_server(self._connection, sock=listener)
         return self._named
@@ -297,7 +298,7 @@ class ModelRelay:
         """Stop the relay and every call in progress. Idempotent."""
         if self._listening is not None:
             self._listening.close()
-        await self._server.shutdown(_END_S)
+        await self._server.shutdown(_SHUTDOWN_S)
         if self.over.done() and not self.over.cancelled():
             self.over.exception()  # marked as retrieved, in case nobody awaits it
         self.over.cancel()
@@ -310,7 +311,7 @@ class ModelRelay:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             self._requests += 1
-            if self._requests > _IDLE_REQUESTS * (self._turns + 1):
+            if self._requests > _REQUESTS_PER_TURN * (self._turns + 1):
                 raise self._end(Ended.TURNS, "it sends request after request")
             if request.method in ("GET", "HEAD") and request.path == _MODELS:
                 return web.json_response({"object": "list", "data": [{"id": self._named, "object": "model"}]})
@@ -318,14 +319,14 @@ class ModelRelay:
                 raise _Refused(404, f"there is nothing at {request.path[:200]!r}")
             return await self._call(request)
         except _Refused as refused:
-            return _said(refused.status, str(refused))
+            return _error_response(refused.status, str(refused))
         except OutOfTime as error:
-            return _said(403, str(self._end(Ended.TIMEOUT, str(error))))
+            return _error_response(403, str(self._end(Ended.TIMEOUT, str(error))))
         except Unavailable as error:
             self._fail(error)
-            return _said(503, "the model cannot be reached")
+            return _error_response(503, "the model cannot be reached")
         except (aiohttp.ClientError, web.RequestPayloadError, ConnectionError, TimeoutError):  # the agent's connection
-            return _said(400, "the request or its reader went away")
+            return _error_response(400, "the request or its reader went away")
 
     async def _call(self, request: web.BaseRequest) -> web.StreamResponse:
         asked = await self._read(request)
@@ -335,20 +336,22 @@ class ModelRelay:
             self._check_budgets()
         body = self._ruled(asked, counting)
         self._begun += not counting
-        came = False
+        captured = False
         self._open += 1
         self._idle.clear()
         left_s = self._deadline - asyncio.get_running_loop().time()
         try:
             async with self._model.passed(request.path, body, passed_headers(request.headers), left_s=left_s) as answer:
-                came = not counting and answer.status == 200  # hanging up in the middle still uses up the turn
+                captured = (
+                    not counting and answer.status == 200
+                )  # an agent that disconnects midway has still used the turn
                 data = bytearray()
-                response = await pass_on(request, answer, _SHOWN, data)
+                response = await pass_on(request, answer, _FORWARDED, data)
             if not counting:
-                came = self._note(answer, bytes(data))
+                captured = self._record(answer, bytes(data))
             return response
         finally:
-            self._begun -= not counting and not came  # a failed call is no turn
+            self._begun -= not counting and not captured  # a failed call is no turn
             self._open -= 1
             if not self._open:
                 self._idle.set()
@@ -391,18 +394,20 @@ class ModelRelay:
         except (ValueError, RecursionError):
             raise _Refused(400, "the body is nested too deep") from None
 
-    def _note(self, answer: PassedAnswer, data: bytes) -> bool:
-        """Keep an answer that came whole. True if it is a turn."""
-        said = read_agent_answer(self._dialect, data) if answer.status == 200 else None
-        said_no = "" if said is not None else data.decode("utf-8", "replace")  # a stream tells errors, too
-        outgrown = (line for line in said_no.split("\n") if any(words in line for words in _TOO_LONG))
+    def _record(self, answer: PassedAnswer, data: bytes) -> bool:
+        """Record a complete answer. Returns True if it is a turn."""
+        parsed = read_agent_answer(self._dialect, data) if answer.status == 200 else None
+        error = (
+            "" if parsed is not None else data.decode("utf-8", "replace")
+        )  # a stream with status 200 may hold one, too
+        outgrown = (line for line in error.split("\n") if any(words in line for words in _TOO_LONG))
         self.outgrown = next(outgrown, "")[:500]
-        if said is None or not said.tokens:  # a grade must not go to a turn that has nothing to train on
+        if parsed is None or not parsed.tokens:  # a grade must not go to a turn without tokens to train on
             return False
-        self._left -= said.tokens
-        self._model.policies |= said.policies
-        self.heard.append((said, _purpose(answer.headers)))
-        if said.overran:
+        self._left -= parsed.tokens
+        self._model.policies |= parsed.policies
+        self.heard.append((parsed, _purpose(answer.headers)))
+        if parsed.overran:
             self._end(Ended.TIMEOUT, "an answer was cut")
         return True
 
@@ -420,7 +425,9 @@ class ModelRelay:
 async def pass_on(
     request: web.BaseRequest, answer: PassedAnswer, shown: Sequence[str], data: bytearray | None = None
 ) -> web.StreamResponse:
-    """Pass an answer on as it arrives, with the headers named in `shown`, and add its bytes to `data`. A reader has 20 s for each part."""
+    """Stream an answer to the caller, with the headers named in `shown`, and append its bytes to `data`. The caller has 20 s to read each
+    chunk.
+    """
     headers = {name: answer.headers[name] for name in shown if name in answer.headers}
     response = web.StreamResponse(status=answer.status, headers=headers)
     await response.prepare(request)
@@ -430,18 +437,18 @@ async def pass_on(
                 data += part
                 if len(data) > _ANSWER_BYTES:
                     raise Unavailable(f"an answer of more than {_ANSWER_BYTES} bytes")
-            async with asyncio.timeout(_READ_S):
+            async with asyncio.timeout(_WRITE_S):
                 await response.write(part)
         await response.write_eof()
     except BaseException:
         if request.transport is not None:
-            request.transport.abort()  # no error can be sent in the middle of an answer
+            request.transport.abort()  # the status line is out, so no error response can be sent any more
         raise
     return response
 
 
 class HangsUp(asyncio.Protocol):
-    """Closes a connection that exceeds the limit."""
+    """A protocol that closes its connection at once, for connections beyond the limit."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()
@@ -454,7 +461,7 @@ def _purpose(headers: Mapping[str, str]) -> Purpose:
         return Purpose.SIDE
 
 
-def _said(status: int, message: str) -> web.Response:
-    """An error response that clients of all three dialects can read."""
+def _error_response(status: int, message: str) -> web.Response:
+    """Return an error response that clients of all three API dialects understand."""
     error = {"type": "invalid_request_error" if status < 500 else "api_error", "message": message, "code": None}
     return web.json_response({"type": "error", "error": error}, status=status)

@@ -22,24 +22,24 @@ OVERRAN = "deadline"
 
 
 class OutOfTime(Unavailable):
-    """An answer's deadline passed before its first token: there is no turn."""
+    """The deadline of an answer passed before its first token, so no turn was captured."""
 
     code = "out_of_time"
 
 
 class Ended(StrEnum):
-    """Why a rollout ended. `FAILED`: something other than the policy ended it, so that it teaches nothing."""
+    """Why a rollout ended. `FAILED`: for a reason outside the policy, so it must not be trained on."""
 
     SUBMITTED = "submitted"  # the model said that it is done
-    TURNS = "turns"  # it has used all its turns
-    LENGTH = "length"  # its context or an answer's budget was used up
+    TURNS = "turns"  # all turns were used
+    LENGTH = "length"  # the context or a token budget was used up
     TIMEOUT = "timeout"
-    BROKEN = "broken"  # its programs used so much that the sandbox had to be stopped
+    BROKEN = "broken"  # its programs exhausted the sandbox's resources, and the sandbox had to be stopped
     FAILED = "failed"
 
 
 class RolloutOver(Exception):
-    """Ends a rollout from within: how it ended, and an explanation for people."""
+    """Raised inside a harness to end the rollout. `why` is an explanation for people."""
 
     def __init__(self, ended: Ended, why: str) -> None:
         super().__init__(why)
@@ -61,11 +61,13 @@ class ModelAnswer:
 
 
 class Model(Protocol):
-    """The model of one episode, behind the gateway: every call is captured as a turn of the episode."""
+    """The model of one episode, called through the gateway, which captures every call as a turn of the episode."""
 
     @property
     def draw(self) -> float | None:
-        """A number in [0, 1), the same whenever this episode is run again, for what is to vary in training. None: only measured."""
+        """A pseudo-random number in [0, 1) derived from the episode's id, for settings that vary between training rollouts. None: the
+        episode is only measured.
+        """
         ...
 
     async def ask(
@@ -78,20 +80,22 @@ class Model(Protocol):
         left_s: float | None = None,
         purpose: Purpose = Purpose.TASK,
     ) -> ModelAnswer:
-        """The next message of the assistant, or as much of it as was sampled within `left_s` seconds; None: no limit.
+        """Return the assistant's next message, or the part of it that was sampled within `left_s` seconds (None: no limit).
 
-        With another `purpose` than the task, `tools` may not be called.
+        If `purpose` is not the task itself, the model may not call `tools`.
 
-        Raises BadRequest (the prompt exceeds the context), or Unavailable, of which OutOfTime is a kind.
+        Raises BadRequest if the prompt exceeds the context, Unavailable, and its subclass OutOfTime.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One attempt at a task. `effort` counts tokens (of answers with calls, of answers without, of tool outputs; reasoning counts with its
-    answer), calls, errors, turns and seconds; of third-party agents also windows (one more than its summaries); with memory also summaries,
-    their tokens and the refused tries at them.
+    """One attempt at a task.
+
+    `effort` counts tokens (separately those of answers with calls, of answers without, and of tool outputs; reasoning counts as part of its
+    answer), calls, errors, turns and seconds. Third-party agents add `windows`, one more than their summaries. Harnesses with memory add
+    summaries, their tokens and the refused attempts at them.
 
     Example: ``Rollout(task="calc-1", harness="tools@3f2a", ended=Ended.SUBMITTED, messages=(...), turns=("chatcmpl-3f:0",))``
     """
@@ -107,12 +111,14 @@ class Rollout:
 
 
 def timed_out(task: Task) -> str:
-    """The explanation for a rollout that ran out of time."""
+    """Return the explanation for a rollout that ran out of time."""
     return f"after {task.timeout_s:g} s"
 
 
 async def worked(sandbox: Sandbox, work: Awaitable[tuple[Ended, str]]) -> tuple[Ended, str, tuple[Change, ...]]:
-    """How a rollout's work ended, an explanation for people, and its changes: none, if it broke its sandbox. Raises Unavailable."""
+    """Await `work`. Return how it ended, an explanation for people, and the changed files (none if the sandbox broke). Raises
+    Unavailable.
+    """
     try:
         ended, why = await work
         return ended, why, tuple(await sandbox.diff())
@@ -130,17 +136,17 @@ class Harness(Protocol):
 
     @property
     def hash(self) -> str:
-        """A hash of all that decides what the model sees: prompts, tools with descriptions, limits, version. Recorded with every turn."""
+        """A hash of everything that determines what the model sees: prompts, tools, limits, version. It is recorded with every turn."""
         ...
 
     def spec(self, task: Task) -> SandboxSpec | None:
-        """The sandbox that a task needs; None: no sandbox."""
+        """Return the sandbox that a task needs, or None if it needs none."""
         ...
 
     async def run(self, task: Task, model: Model, sandbox: Sandbox | None) -> Rollout:
-        """Work until the model is done or may not go on. The model's mistakes are part of the rollout, never an exception.
+        """Run the task until the model is done or has used up a budget. The model's mistakes are part of the rollout and never raised.
 
-        Raises Unavailable if the gateway or the sandbox fails, OutOfTime if the time ran out before the model said anything.
+        Raises Unavailable if the gateway or the sandbox fails, OutOfTime if the time ran out before the model's first token.
         """
         ...
 
@@ -149,9 +155,10 @@ class Harness(Protocol):
 
 
 def harness_hash(name: str, version: int, **shown: Any) -> str:
-    """16 hex digits of the BLAKE3 of a harness's name, its version and what it shows: prompts, tools, limits (all as JSON, keys sorted).
+    """Return 16 hex digits of the BLAKE3 hash of a harness's name, its version and what it shows to the model: prompts, tools, limits (as
+    JSON with sorted keys).
 
-    `version` must be raised with every code change that changes what a model sees.
+    Every code change that alters what a model sees must increment `version`.
     """
     text = json.dumps({"name": name, "version": version, "shown": shown}, sort_keys=True, separators=(",", ":"))
     return blake3(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""The reference harness's tools: their descriptions for the model, and what they do in the sandbox."""
+"""The tools of the reference harness: their schemas and descriptions for the model, and their implementation in the sandbox."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ TOOLS = (
 )
 
 OFFERED = ("read", "write", "edit", "bash", "submit")
-"""The names of the tools that a model is offered by default."""
+"""The names of the tools that the model gets by default."""
 
 _BY_NAME = {tool.name: tool for tool in TOOLS}
 _TYPES = {"string": str, "integer": int}
@@ -69,7 +69,7 @@ _MOST_LINES_NAMED = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolReply:
-    """A tool's answer. `failed`: the call did not do what it asked for.
+    """A tool's result. `failed`: the call did not succeed.
 
     Example: ``ToolReply(text="there is no tool 'look'; there are read, write, edit, bash, submit", failed=True)``
     """
@@ -79,7 +79,7 @@ class ToolReply:
 
 
 def cut_middle(text: str, most: int) -> str:
-    """The text; if it has more than `most` characters, its middle is replaced by a note that says how much is missing."""
+    """Return the text. If it has more than `most` characters, a note about how much is missing replaces its middle."""
     if len(text) <= most:
         return text
     head = (most + 1) // 2
@@ -90,7 +90,7 @@ def cut_middle(text: str, most: int) -> str:
 
 
 def replaced_once(text: str, old: str, new: str, path: str) -> str:
-    """`text` with `old`, which must occur exactly once, replaced. Raises BadRequest, which says what to do about it."""
+    """Replace `old`, which must occur exactly once in `text`. Raises BadRequest with a hint at the remedy."""
     if not old:
         raise BadRequest("old is empty: name the text to replace, or use write for a whole file", field="old")
     if old == new:
@@ -101,7 +101,7 @@ def replaced_once(text: str, old: str, new: str, path: str) -> str:
         places.append(line)
         at = text.find(old, at + 1)
     if not places:
-        near = _nearly(text, old)
+        near = _line_ignoring_indentation(text, old)
         hint = f" Without regard to indentation it is at line {near}." if near else ""
         raise BadRequest(
             f"old does not occur in {path}.{hint} Read the file and copy the text exactly, spaces and line breaks included.",
@@ -118,22 +118,22 @@ def replaced_once(text: str, old: str, new: str, path: str) -> str:
     return text.replace(old, new, 1)
 
 
-def _nearly(text: str, old: str) -> int | None:
-    """The line at which `old` occurs if white space at both ends of lines is ignored; None if it does not."""
+def _line_ignoring_indentation(text: str, old: str) -> int | None:
+    """Return the line where `old` occurs if white space at both ends of lines is ignored, or None if it does not occur."""
     lines, sought = ["\n".join(line.strip() for line in each.split("\n")) for each in (text, old.strip("\n"))]
     at = f"\n{lines}\n".find(f"\n{sought}\n") if sought.strip() else -1
     return None if at < 0 else lines.count("\n", 0, at) + 1
 
 
 def tools_named(names: Sequence[str]) -> tuple[Tool, ...]:
-    """The tools of these names, in this order. Raises BadConfig for an unknown name."""
+    """Return the tools with these names, in this order. Raises BadConfig for an unknown name."""
     if missing := [name for name in names if name not in _BY_NAME]:
         raise BadConfig(f"there is no tool {missing[0]!r}; there are {', '.join(_BY_NAME)}")
     return tuple(_BY_NAME[name] for name in names)
 
 
 def checked(call: ToolCall, offered: Sequence[str] = OFFERED) -> dict[str, Any]:
-    """A call's arguments. Raises BadRequest for a tool that is not offered, and for arguments that do not fit its schema."""
+    """Return a call's arguments. Raises BadRequest for a tool that is not offered, and for arguments that do not match its schema."""
     if call.name not in offered:
         raise BadRequest(f"there is no tool {call.name!r}; there are {', '.join(offered)}")
     tool = _BY_NAME[call.name]
@@ -155,7 +155,7 @@ def checked(call: ToolCall, offered: Sequence[str] = OFFERED) -> dict[str, Any]:
 
 
 async def use(call: ToolCall, sandbox: Sandbox, *, timeout: float, offered: Sequence[str] = OFFERED) -> ToolReply:
-    """Execute a call. Faults of the call are reported in the answer, not raised. Raises Unavailable if the sandbox is gone."""
+    """Execute a call. Errors that the call caused are returned as its result. Raises Unavailable if the sandbox is gone."""
     try:
         values = checked(call, offered)
         match call.name:

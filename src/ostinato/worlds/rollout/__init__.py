@@ -1,1 +1,1 @@
-"""Rollouts of tasks in groups: draws tasks, works on them, grades the outcomes, and reports each once, whatever is killed."""
+"""Rollouts in groups: draws tasks, runs and grades them, and reports each verdict exactly once, whichever process is killed."""

@@ -1,6 +1,6 @@
-"""One attempt at a task: harness, sandbox and model, then the grader. Retries, in bounds, while a service is unavailable.
+"""One attempt at a task: harness, sandbox and model, then the grader, with bounded retries while a service is unavailable.
 
-Tasks are also tried only to measure: each a given number of times, with nothing learned. Their turns are reported as measured.
+Evaluation runs tasks a given number of times without training on them; their turns are reported as measured.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from ostinato.worlds.tasks.task import Task, Taskset
 logger = logging.getLogger(__name__)
 
 _LONGEST_PAUSE_S = 30.0
-_MOST_BYTES, _MOST_WORDS = 1 << 20, 2_000
+_MOST_BYTES, _MOST_CHARS = 1 << 20, 2_000  # of an original file; of an explanation
 _T = TypeVar("_T")
 
 Given = tuple[tuple[Message, ...], ModelAnswer]
-"""An answer of the model, behind the messages before it."""
+"""The messages of a model call, and the model's answer to them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workshop:
-    """What is needed to work on tasks: harnesses by name, the backend of their sandboxes (None: no harness needs one), grader, gateway.
+    """Everything needed to run tasks: harnesses by name, the sandbox backend (None: no harness needs one), grader and gateway.
 
     Example: ``Workshop(harnesses={"single": SingleAnswer()}, backend=None, grader=grader, gateway=gateway)``
     """
@@ -54,7 +54,7 @@ class Workshop:
     gateway: WorldGateway
 
     async def work(self, task: Task, model: Model) -> Rollout:
-        """One rollout, in a sandbox if its harness needs one. Raises Unavailable."""
+        """Run one rollout, in a sandbox if its harness needs one. Raises Unavailable."""
         harness = self.harnesses[task.harness]
         if self.backend is None or (spec := harness.spec(task)) is None:
             return await harness.run(task, model, None)
@@ -65,9 +65,10 @@ class Workshop:
             await sandbox.stop()
 
     async def grade(self, task: Task, rollout: Rollout) -> Grade:
-        """A rollout's grade: 0 if it ran out of time or broke its sandbox, whatever it left behind; otherwise the grader's.
+        """Grade a rollout: 0 if it ran out of time or broke its sandbox, whatever it left behind; otherwise the grader's grade.
 
-        Such a rollout stays in its group: overlong rollouts are not masked (Composer 2, arXiv:2603.24477). Raises as `Grader.grade`.
+        A rollout graded 0 for that stays in its group: overlong rollouts are not masked (Composer 2, arXiv:2603.24477). Raises as
+        `Grader.grade`.
         """
         if rollout.ended is Ended.TIMEOUT:
             return Grade(value=0.0, why=f"its time was over {rollout.detail.get('why', '')}".strip())
@@ -77,13 +78,15 @@ class Workshop:
 
 
 class Unrepeatable(Exception):
-    """A rollout's beginning went another way when it was repeated."""
+    """The replay of a recorded rollout diverged from the recording."""
 
 
 @dataclass(slots=True)
 class RecordedModel:
-    """A model whose answers are kept in `given`, each with the messages before it, and which first repeats those of an earlier rollout, all
-    but the last one of `known`. Raises Unrepeatable if it is asked behind other messages than these were, the last one included.
+    """A model that records its answers in `given`, each with the messages of its call, and that can first replay an earlier recording.
+
+    It replays all answers of `known` except the last, and samples from there on. Raises Unrepeatable if the messages of a call differ from
+    those recorded, the last entry of `known` included.
 
     Example: ``RecordedModel(model, earlier.given[:6])``, which samples from the sixth answer on
     """
@@ -94,22 +97,22 @@ class RecordedModel:
 
     @property
     def draw(self) -> float | None:
-        """The model's."""
+        """The `draw` of the underlying model."""
         return self.model.draw
 
     @property
     def policies(self) -> Collection[PolicyVersion]:
-        """Those of the answers that were sampled."""
+        """The policy versions of the answers that were sampled, not replayed."""
         return self.model.policies
 
     async def ask(self, messages: Sequence[Message], tools: Sequence[Tool] = (), **how: Any) -> ModelAnswer:
-        """The next message of the assistant. Raises Unrepeatable; else as `Model`."""
+        """Return the assistant's next message, replayed or sampled. Raises Unrepeatable, and as `Model.ask`."""
         place = len(self.given)
         answer = None
         if place < len(self.known):
             before, answer = self.known[place]
             if before != tuple(messages):
-                raise Unrepeatable(f"the conversation before answer {place} is another one")
+                raise Unrepeatable(f"the conversation before answer {place} differs from the recorded one")
         if answer is None or place == len(self.known) - 1:
             answer = await self.model.ask(messages, tools, **how)
         self.given.append((tuple(messages), answer))
@@ -118,8 +121,8 @@ class RecordedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedRollout:
-    """One rollout that has ended. `grade` None: something other than the policy ended it, and it was not graded. `given`: the model's
-    answers with the messages before each, if they were recorded.
+    """One rollout that has ended. `grade`: None if it was not graded because it ended for a reason outside the policy. `given`: the model's
+    answers with the messages of each call, if they were recorded.
 
     Example: ``FinishedRollout(task=task, episode="w3f.0.2.0", rollout=rollout, grade=Grade(value=1.0), policies=(v7,))``
     """
@@ -133,12 +136,12 @@ class FinishedRollout:
 
     @property
     def turns(self) -> tuple[str, ...]:
-        """The turns that were captured."""
+        """The ids of the captured turns."""
         return self.rollout.turns
 
     @property
     def value(self) -> float | None:
-        """The value of its grade, 0 if it cheated; None if it was not graded."""
+        """The value of the grade, 0 if the rollout cheated, None if it was not graded."""
         return None if self.grade is None else 0.0 if self.grade.cheated else self.grade.value
 
     @property
@@ -148,16 +151,16 @@ class FinishedRollout:
 
     @property
     def cheated(self) -> bool:
-        """True if its outcome was faked, or it tried to fake it."""
+        """True if the rollout faked its outcome, or tried to."""
         return self.grade is not None and bool(self.grade.cheated)
 
     @property
     def why(self) -> str:
-        """How it ended, for people."""
+        """How the rollout ended, for people."""
         return str(self.rollout.detail.get("why", self.rollout.ended)) if self.grade is None else self.rollout.ended
 
     def record(self, tasks: Taskset, clock: Clock, *, group: str | None = None, member: int | None = None) -> Finished:
-        """The record to keep of it. Reads the task's own files at the changed paths."""
+        """Return the record to keep of this rollout. Reads the task's original files at the changed paths, for the diffs."""
         task, rollout, grade = self.task, self.rollout, self.grade or Grade(value=0.0)
         return Finished(
             at=clock(),
@@ -174,20 +177,20 @@ class FinishedRollout:
             policy_last=max(self.policies, default=None),
             value=self.value,
             solved=self.solved,
-            why=(self.why if self.grade is None else grade.why)[:_MOST_WORDS],
+            why=(self.why if self.grade is None else grade.why)[:_MOST_CHARS],
             ended=rollout.ended,
             parts=_finite(grade.parts),
-            cheated=tuple(each[:_MOST_WORDS] for each in grade.cheated),
+            cheated=tuple(each[:_MOST_CHARS] for each in grade.cheated),
             effort=_finite(rollout.effort),
             changes=shown_changes(rollout.changes, lambda path: original_of(task.spec, path)),
         )
 
 
 class RolloutAttempts:
-    """Tries tasks.
+    """Runs and grades rollouts of tasks, with retries.
 
-    What is unavailable is retried after `pause_s` seconds, then twice as many, and so on, for `patience_s`. A rollout that is lost in its
-    middle `tries` times, say because the model's programs take its sandbox down, has failed.
+    An unavailable service is retried with exponential back-off from `pause_s` seconds on, for `patience_s` seconds. A rollout that is lost
+    midway `tries` times, for example because the model's programs take its sandbox down, has failed.
     """
 
     def __init__(self, shop: Workshop, *, pause_s: float, tries: int = 3, patience_s: float = 3600.0) -> None:
@@ -196,9 +199,11 @@ class RolloutAttempts:
         self._rng = random.Random()
 
     async def once(self, task: Task, episode: str, group: str | None, *, record: bool = False) -> FinishedRollout:
-        """One rollout and its grade. A rollout that a gateway or a sandbox left unfinished by becoming unavailable is torn, and begun anew:
-        for `patience_s` while none can begin, `tries` times once the model has spoken. One whose time was over before that has failed.
-        With `record`, it can be `continued`, unless its harness is an agent, which asks the model by itself.
+        """Run one rollout, and grade it.
+
+        If the gateway or the sandbox becomes unavailable midway, the rollout is torn and started again: for up to `patience_s` while no
+        model call succeeds, at most `tries` times after one has. A rollout whose time ran out before the first token has failed. With
+        `record`, it can be `continued`, unless its harness is a third-party agent, which calls the model by itself.
 
         Raises errors that no retry would change (BadConfig, BadRequest), and Unavailable.
         """
@@ -215,11 +220,11 @@ class RolloutAttempts:
             except Unavailable as error:
                 lost += bool(model.policies)
                 if isinstance(error, OutOfTime) or lost >= self._tries:
-                    logger.warning("rollout %s is given up, lost in its middle %d times: %s", name, lost, error)
+                    logger.warning("rollout %s is given up, lost midway %d times: %s", name, lost, error)
                     rollout = _lost(task, harness.hash, error)
                     break
-                logger.info("rollout %s is begun anew: %s", name, error)
-                if model.policies:  # a gateway that answers is available
+                logger.info("rollout %s is started again: %s", name, error)
+                if model.policies:  # the gateway has answered meanwhile
                     backoff = self._backoff()
                 await self._pause(backoff, error)
             number += 1
@@ -231,7 +236,7 @@ class RolloutAttempts:
         return FinishedRollout(task=task, episode=name, rollout=rollout, grade=grade, policies=policies, given=given)
 
     async def measure(self, task: Task, episode: str) -> FinishedRollout:
-        """As `once`, of which nothing is learned: the log says so of its turns."""
+        """Run and grade a rollout as `once`, and report its turns as measured, so that they are not trained on."""
         tried = await self.once(task, episode, None)
         if events := measured(tried.turns):
             await self.patiently(lambda: self._shop.gateway.say(events))
@@ -244,9 +249,10 @@ class RolloutAttempts:
         )
 
     async def continued(self, tried: FinishedRollout, group: str, at: int, number: int) -> FinishedRollout | None:
-        """A recorded rollout sampled anew from its turn `at`, with its grade: its answers before that are repeated in a new sandbox, to the
-        last character of what their calls return, and only the turns from there on are its own. None if that went another way, or something
-        other than the policy ended it: nobody tries again.
+        """Resample a recorded rollout from turn `at` on, and grade the result.
+
+        The answers before `at` are replayed in a new sandbox, where their calls must return exactly the same text. Only the turns from `at`
+        on belong to the result. Returns None, without a retry, if the replay diverges or the rollout ends for a reason outside the policy.
 
         Raises errors that no retry would change, and Unavailable of a grader.
         """
@@ -266,43 +272,47 @@ class RolloutAttempts:
         )
 
     async def belief_changes(self, tried: FinishedRollout) -> tuple[float, ...]:
-        """How much each turn of a rollout changed the probability of its task's known answer: the slot's weights are asked before its first
-        turn and after each, what its calls returned included. () if there is no such answer, the context is too small for one of the
-        questions, or the conversation is not the rollout's turns one after the other, as with summaries and agents of others.
+        """Return the change of the belief in the task's known answer at each turn of a rollout.
+
+        The belief is measured (`WorldGateway.belief`) before the first turn and after each turn with its tool results. Returns () if the
+        task has no known answer, a question exceeds the context, or the turns do not follow one another in one conversation, as with
+        summaries and some third-party agents.
 
         Raises Unavailable, Corrupt.
         """
-        asked, messages = tried.task.known, tried.rollout.messages
-        given = sum(message.role is Role.ASSISTANT for message in tried.task.messages)
-        answers = [at for at, message in enumerate(messages) if message.role is Role.ASSISTANT][given:]
-        summed = any(tried.rollout.effort.get(name) for name in ("summaries", "refused"))
-        if asked is None or tried.grade is None or summed or len(answers) != len(tried.turns):
+        known, messages = tried.task.known, tried.rollout.messages
+        prefilled = sum(message.role is Role.ASSISTANT for message in tried.task.messages)
+        answers = [at for at, message in enumerate(messages) if message.role is Role.ASSISTANT][prefilled:]
+        summarised = any(tried.rollout.effort.get(name) for name in ("summaries", "refused"))
+        if known is None or tried.grade is None or summarised or len(answers) != len(tried.turns):
             return ()
         try:
-            read = [
-                await self.patiently(lambda at=at, asked=asked: self._shop.gateway.belief(messages[:at], asked))
+            beliefs = [
+                await self.patiently(lambda at=at, known=known: self._shop.gateway.belief(messages[:at], known))
                 for at in (*answers, len(messages))
             ]
         except BadRequest as error:
-            logger.info("rollout %s: what it believed is not known: %s", tried.episode, error)
+            logger.info("rollout %s: its beliefs could not be measured: %s", tried.episode, error)
             return ()
-        return tuple(after - before for before, after in pairwise(read))
+        return tuple(after - before for before, after in pairwise(beliefs))
 
     async def patiently(self, ask: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Retry for `patience_s` while Unavailable is raised. Raises errors that no retry would change, and Unavailable."""
+        """Call `ask`, with retries for `patience_s` while it raises Unavailable. Raises all other errors, and Unavailable after that
+        time.
+        """
         backoff = self._backoff()
         while True:
             try:
                 return await ask()
             except Unavailable as error:
-                logger.info("tried again: %s", error)
+                logger.info("retried: %s", error)
                 await self._pause(backoff, error)
 
     def _backoff(self) -> Backoff:
         return Backoff(self._policy, rng=self._rng, clock=asyncio.get_running_loop().time)
 
     async def _pause(self, backoff: Backoff, error: Unavailable) -> None:
-        """Pause after a failure. Raises Unavailable once there have been failures for too long."""
+        """Back off after a failure. Raises Unavailable once failures have lasted for too long."""
         pause = backoff.failed(error)
         if pause is None:
             raise Unavailable(f"given up after {self._policy.total_s:g} s (worlds.patience_s): {error}") from error
@@ -314,29 +324,29 @@ def _finite(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def _lost(task: Task, harness: str, error: Unavailable) -> Rollout:
-    said = (
-        f"the model did not speak in time: {error}" if isinstance(error, OutOfTime) else f"lost in its middle: {error}"
-    )
+    why = f"the model gave no answer in time: {error}" if isinstance(error, OutOfTime) else f"lost midway: {error}"
     return Rollout(
         task=task.id,
         harness=f"{task.harness}@{harness}",
         ended=Ended.FAILED,
         messages=task.messages,
-        turns=(),  # no verdict names them: they are torn when the group is closed
-        detail={"why": said[:500]},
+        turns=(),  # without a verdict, they count as torn when the group is closed
+        detail={"why": why[:500]},
     )
 
 
 def original_of(spec: SandboxSpec, path: str) -> bytes | None:
-    """The task's own bytes at a path below `workdir`; None if there is no file, or a layer's is not a plain file of at most 1 MiB."""
+    """Return the bytes of the task's own file at a path below `workdir`, or None if there is none, or if a layer's file is no plain file or
+    larger than 1 MiB.
+    """
     if path in spec.files:
         return spec.files[path]
     for layer in reversed(spec.layers):
         top = Path(layer).resolve()
         try:
-            found = (top / path).resolve()
-            if found.is_relative_to(top) and found.is_file():
-                return found.read_bytes() if found.stat().st_size <= _MOST_BYTES else None
+            file = (top / path).resolve()
+            if file.is_relative_to(top) and file.is_file():
+                return file.read_bytes() if file.stat().st_size <= _MOST_BYTES else None
         except (OSError, ValueError, RuntimeError):  # a circular link, or an invalid name
             return None
     return None
@@ -346,10 +356,10 @@ def original_of(spec: SandboxSpec, path: str) -> bytes | None:
 
 
 class Measurement:
-    """Tries each of some tasks `tries` times, `concurrency` rollouts at once.
+    """Evaluates tasks: runs each `tries` times, `concurrency` rollouts at once.
 
-    `token` is the prefix of the episodes' names. A rollout that something other than the policy ends is tried `again` times at most. The
-    others are `pause_s` and `patience_s` of `RolloutAttempts`.
+    `token` is the prefix of the episodes' names. A rollout that ends for a reason outside the policy is attempted at most `again` times.
+    `pause_s` and `patience_s` are as in `RolloutAttempts`.
     """
 
     def __init__(
@@ -366,13 +376,13 @@ class Measurement:
     ) -> None:
         self._tasks, self._shop, self._tries = tasks, shop, tries
         self._token, self._again = token, again
-        self._places = asyncio.Semaphore(concurrency)
+        self._slots = asyncio.Semaphore(concurrency)
         self._attempts = RolloutAttempts(shop, pause_s=pause_s, patience_s=patience_s)
 
     async def results(self) -> AsyncGenerator[FinishedRollout]:
-        """Each rollout as it ends; all tasks are begun once before any of them twice.
+        """Yield each rollout as it ends. Every task starts once before any task starts a second time.
 
-        Raises errors that no retry would change: BadConfig, BadRequest. Closing it early cancels the rollouts in progress.
+        Raises errors that no retry would change: BadConfig, BadRequest. Closing the generator early cancels the rollouts in progress.
         """
         work = [
             asyncio.ensure_future(self._one(task, f"{self._token}.{draw}.{place}"))
@@ -389,7 +399,7 @@ class Measurement:
                 await asyncio.gather(*work, return_exceptions=True)
 
     async def _one(self, task: Task, episode: str) -> FinishedRollout:
-        async with self._places:
+        async with self._slots:
             number = 0
             while True:
                 tried = await self._attempts.measure(task, episode if not number else f"{episode}.again{number}")

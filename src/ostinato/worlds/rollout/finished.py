@@ -1,6 +1,6 @@
-"""A finished rollout as one JSON line, for people to read and for statistics over many rollouts; and the alarm on cheats.
+"""Records of finished rollouts, one JSON line each, for people to read and for statistics; and the alarm on cheating.
 
-The file holds text that a model wrote, and is read by programs that show it: nothing in it is trusted before it was checked.
+The file holds text that a model wrote, and programs that display it read it, so everything in it is validated on reading.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ostinato.worlds.harness.rollout import Ended
 from ostinato.worlds.tasks.task import Split
 
 MOST_DIFF = 20_000
-"""The most characters that all diffs of one rollout may have together."""
+"""Most characters of all diffs of one rollout together."""
 
 _MOST_PATHS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownChange:
-    r"""A path that a rollout changed. `diff` is a unified diff against the task's own file, or None if either side is not text.
+    r"""A path that a rollout changed. `diff` is a unified diff against the task's original file, or None if either side is not text.
 
     Example: ``ShownChange(path="calc.py", kind=ChangeKind.WRITTEN, diff="--- calc.py\n+++ calc.py\n@@ -1 +1 @@\n...")``
     """
@@ -41,8 +41,10 @@ class ShownChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A rollout that ended for good. `policy` and `policy_last` are the oldest and the newest policy version that sampled a token of it,
-    None if unknown; `value` in [0, 1] is None if it was not graded; `at` is in Unix seconds.
+    """The record of a rollout that ended for good.
+
+    `policy` and `policy_last` are the oldest and the newest policy version that sampled one of its tokens, None if unknown; `value`, in
+    [0, 1], is None if it was not graded; `at` is in Unix seconds.
 
     Example: ``Finished(at=9.0, taskset="9f2c", task="calc-1", family="repair", split=Split.HELD_OUT, episode="w3f.m0.1", value=1.0, ...)``
     """
@@ -69,34 +71,35 @@ class Finished:
     changes: tuple[ShownChange, ...] = ()
 
     def line(self) -> str:
-        """One line of JSON, without the line break."""
+        """Return the record as one line of JSON, without the line break."""
         return json.dumps(asdict(self), separators=(",", ":"), allow_nan=False)
 
     @classmethod
     def read(cls, line: str) -> Finished:
-        """The inverse of `line`. Raises BadRequest for anything else."""
+        """Parse the output of `line`. Raises BadRequest for anything else."""
         try:
             row = json.loads(line)
             if missing := {each.name for each in fields(cls)} - set(row):
                 raise ValueError(f"{min(missing)} is missing")
-            found = msgspec.convert(row, cls)
-            numbers = (found.at, found.value or 0.0, *found.parts.values(), *found.effort.values())
+            record = msgspec.convert(row, cls)
+            numbers = (record.at, record.value or 0.0, *record.parts.values(), *record.effort.values())
             if not all(map(math.isfinite, numbers)):
                 raise ValueError("a number is not finite")
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise BadRequest(f"no finished rollout: {type(error).__name__}: {error}"[:300]) from error
-        return found
+        return record
 
 
 def shown_changes(changes: Sequence[Change], original: Callable[[str], bytes | None]) -> tuple[ShownChange, ...]:
-    """Changes as diffs of at most `MOST_DIFF` characters in all; a diff that is cut ends with a note that says so, as do all after it.
+    """Return the changes as diffs of at most `MOST_DIFF` characters together. A diff that is cut ends with a note; diffs after it are
+    replaced by a note.
 
-    `original` gives the task's own bytes at a path, None if it has no file there.
+    `original` gives the bytes of the task's own file at a path, or None if the task has none there.
     """
     shown: list[ShownChange] = []
     left = MOST_DIFF
     for change in changes[:_MOST_PATHS]:
-        if not left:  # comparing takes time for which the worker's loop waits
+        if not left:  # computing a diff would block the worker's event loop
             shown.append(ShownChange(path=change.path, kind=change.kind, diff="[... left out here ...]"))
             continue
         diff = _diff(change, original(change.path))
@@ -113,21 +116,21 @@ def shown_changes(changes: Sequence[Change], original: Callable[[str], bytes | N
 
 
 def read_finished(lines: Iterable[str]) -> tuple[list[Finished], int]:
-    """The finished rollouts of a file, in file order, and the number of malformed lines."""
-    found: list[Finished] = []
+    """Return the finished rollouts of a file, in file order, and the number of malformed lines."""
+    records: list[Finished] = []
     bad = 0
     for line in lines:
         if not line.strip():
             continue
         try:
-            found.append(Finished.read(line))
+            records.append(Finished.read(line))
         except BadRequest:
             bad += 1
-    return found, bad
+    return records, bad
 
 
 def _diff(change: Change, before: bytes | None) -> str | None:
-    """A change's diff; None if it is not text. For a link, its target."""
+    """Return the diff of a change, None if it is not text, or the target of a link."""
     if change.kind is ChangeKind.OTHER:
         return None
     if change.kind is ChangeKind.LINK:
@@ -140,7 +143,7 @@ def _diff(change: Change, before: bytes | None) -> str | None:
     if "\0" in old or "\0" in new:
         return None
     was, now = whole_lines(old), whole_lines(new)
-    # difflib may take time in proportion to their product
+    # difflib's worst case is quadratic
     if len(was) * len(now) > 1 << 22 or len(old) + len(new) > 1 << 20:
         return f"[{len(was)} lines became {len(now)}: too long to compare]"
     names = (
@@ -151,18 +154,18 @@ def _diff(change: Change, before: bytes | None) -> str | None:
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
-# ---------------------------------------------------------------- cheats
+# ---------------------------------------------------------------- the cheating alarm
 
 
 CHEATED = "worlds:cheated"
-"""The name of the alarm that is raised while outcomes are faked."""
+"""The name of the alarm that is raised while rollouts fake outcomes."""
 
 
 class CheatWatch:
-    """Follows finished rollouts and keeps the alarm's state.
+    """The state of the cheating alarm, updated with each finished rollout.
 
-    `raised` None: nothing is known that changes the state in the log. A faked outcome is graded 0 for the trainer anyway; the alarm is for
-    people, who close the hole. After `quiet` graded rollouts in a row without a cheat it is cleared.
+    `raised`: None until a rollout gives reason to change the state that the log has. The trainer gets a grade of 0 for a faked outcome in
+    any case; the alarm tells people to close the loophole. It is cleared after `quiet` consecutive graded rollouts without a cheat.
     """
 
     def __init__(self, quiet: int) -> None:
@@ -171,7 +174,7 @@ class CheatWatch:
         self.why = ""
 
     def take(self, record: Finished) -> None:
-        """Take in one more rollout. One that was not graded changes nothing."""
+        """Update the state with one more rollout. A rollout that was not graded changes nothing."""
         if record.cheated:
             self._clean, self.raised = 0, True
             turn = f", turn {record.turns[-1]}" if record.turns else ""

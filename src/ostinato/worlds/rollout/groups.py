@@ -1,8 +1,9 @@
-"""The state of each group of rollouts: a fold over the journal's events, in order, that a restart repeats exactly; and the journal itself.
+"""The curriculum, the state of each group of rollouts, and the worker's event journal. The state is a fold over the journal, so a restart
+replays it exactly.
 
-`next_task` chooses what a group works on. A group is drawn, and its members begin and end, some more than once. Once all have ended for
-good and its verdicts are in the log, it is *told*. Once the trainer has taken it, or it was held back, it is *spent*: the trainer's batches
-and the desk's reasons for holding back are read from the log. `Groups.events` are the few events that recreate this state.
+Life of a group: it is *drawn* with a task from `next_task`; its members begin and end, some more than once; it is *told* once all members
+have ended for good and its verdicts are in the log; it is *spent* once the trainer has taken it or it was held back, which `SpentGroups`
+reads from the run's log. `Groups.events` is a compact history that recreates the state.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ from ostinato.worlds.harness.rollout import Ended, Rollout
 # ---------------------------------------------------------------- the curriculum
 
 
-LEAST, MOST = 0.1, 0.9  # share of rollouts solved: outside of this, a group seldom holds both a success and a failure
-KEPT = 1 - 1 / 32  # decay with each further rollout: the policy learns, so a task that was too hard may no longer be
+LEAST, MOST = 0.1, 0.9  # solve rates: outside this range, a group seldom holds both a success and a failure
+DECAY = 1 - 1 / 32  # per rollout, because the policy learns: a task that was too hard may not be any more
 
 
 @dataclass(slots=True, kw_only=True)
 class Success:
-    """The number of a task's recent rollouts, and the sum of their grades: each counts `KEPT` times as much as the one after it.
+    """A task's recent solve rate: exponentially decayed sums of its rollouts and of their grades. Each rollout counts `DECAY` times as much
+    as the next one.
 
     Example: ``Success(rollouts=16, grades=4.0).teaches``
     """
@@ -45,28 +47,28 @@ class Success:
 
     def count(self, grade: float) -> None:
         """Count one more rollout."""
-        self.rollouts = KEPT * self.rollouts + 1
-        self.grades = KEPT * self.grades + grade
+        self.rollouts = DECAY * self.rollouts + 1
+        self.grades = DECAY * self.grades + grade
 
     @property
     def teaches(self) -> bool:
-        """True if its mean grade lies between `LEAST` and `MOST`, or if it has no rollouts."""
+        """True if the mean grade lies between `LEAST` and `MOST`, or if there are no rollouts yet."""
         return not self.rollouts or LEAST <= self.grades / self.rollouts <= MOST
 
 
 def shuffled(tasks: Iterable[str], epoch: int, seed: int) -> list[str]:
-    """The tasks in an epoch's order: the same for the same seed, whatever order they are given in."""
+    """Return the tasks in an epoch's order, which depends on the seed but not on the order in which they are given."""
 
-    def place(task: str) -> bytes:
+    def sort_key(task: str) -> bytes:
         return hashlib.blake2b(f"{seed}\0{epoch}\0{task}".encode(), digest_size=16).digest()
 
-    return sorted(tasks, key=place)
+    return sorted(tasks, key=sort_key)
 
 
 def next_task(left: Sequence[str], known: Mapping[str, Success], *, curriculum: bool) -> str:
-    """The next of an epoch's remaining tasks, in its order: with the curriculum, the first that teaches if any does; else the first.
+    """Return the next of an epoch's remaining tasks: with the curriculum, the first one that teaches, if there is one; otherwise the first.
 
-    No task is left out: those that are too easy or too hard now come at the end of the epoch, and may have changed by then.
+    No task is left out. Tasks that are too easy or too hard come at the end of the epoch, by when that may have changed.
     """
     if not curriculum:
         return left[0]
@@ -77,13 +79,13 @@ def next_task(left: Sequence[str], known: Mapping[str, Success], *, curriculum: 
 
 
 Event = Mapping[str, Any]
-_TASKS_A_LINE = 200
+_TASKS_PER_LINE = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutOutcome:
-    """How a rollout ended. `grade` None: something other than the policy ended it. `beliefs`: how much each turn changed the belief in the
-    known answer; () if that was not measured.
+    """How a rollout ended. `grade`: None if it ended for a reason outside the policy. `beliefs`: the change of the belief in the known
+    answer at each turn; () if it was not measured.
 
     Example: ``RolloutOutcome(episode="w3f.0.2.0", turns=("chatcmpl-3f:0",), grade=1.0)``
     """
@@ -96,7 +98,7 @@ class RolloutOutcome:
 
 @dataclass(slots=True, kw_only=True)
 class GroupMember:
-    """One member of a group. `begun` counts its episodes, `last` is set once it has ended for good."""
+    """One member of a group. `begun` counts its episodes (attempts); `last` is set once it has ended for good."""
 
     begun: int = 0
     failed: list[RolloutOutcome] = field(default_factory=list[RolloutOutcome])
@@ -105,7 +107,7 @@ class GroupMember:
 
 @dataclass(slots=True, kw_only=True)
 class RolloutGroup:
-    """The rollouts of one task that are compared with each other."""
+    """A group: the rollouts of one task whose grades are compared with each other."""
 
     number: int
     name: str
@@ -113,7 +115,7 @@ class RolloutGroup:
     slots: list[GroupMember]
     told: bool = False
     continued: list[RolloutOutcome] = field(default_factory=list[RolloutOutcome])
-    """Failed members that were sampled anew from one of their turns."""
+    """Continuations: failed members resampled from one of their turns."""
 
     @property
     def ended(self) -> bool:
@@ -122,19 +124,20 @@ class RolloutGroup:
 
     @property
     def graded(self) -> list[RolloutOutcome]:
-        """The members that were graded."""
+        """The outcomes of the members that were graded."""
         return [slot.last for slot in self.slots if slot.last is not None and slot.last.grade is not None]
 
     @property
     def flat(self) -> bool:
-        """True if no graded rollout has a higher grade than another."""
+        """True if all graded rollouts have the same grade (or there are fewer than two)."""
         return len({outcome.grade for outcome in (*self.graded, *self.continued)}) < 2
 
     def settled(self, first: int) -> bool:
-        """True if its first rollouts ended with equal grades, two at least, and none of the others has begun: these then need not begin.
+        """Return True if the `first` members, at least two of them graded, all have the same grade, and no other member has begun. Then the
+        others need not run.
 
-        With grades of two values the expected gradient within a task keeps its direction, since a group's members are exchangeable given
-        their grades; only how much each task counts changes: one that is nearly always or never solved, less.
+        With binary grades this keeps the direction of a task's expected gradient, since the members of a group are exchangeable given
+        their grades. It only changes the weight of each task: tasks that are nearly always or nearly never solved count less.
         """
         grades = [
             slot.last.grade for slot in self.slots[:first] if slot.last is not None and slot.last.grade is not None
@@ -144,21 +147,22 @@ class RolloutGroup:
 
     @property
     def ungraded(self) -> list[RolloutOutcome]:
-        """The attempts that something other than the policy ended."""
+        """The attempts that ended for a reason outside the policy."""
         last = [slot.last for slot in self.slots if slot.last is not None and slot.last.grade is None]
         return [*(outcome for slot in self.slots for outcome in slot.failed), *last]
 
     @property
     def turns(self) -> list[str]:
-        """The turns of graded rollouts, which the trainer takes."""
+        """The turns of the graded rollouts, which go to the trainer."""
         return [turn for outcome in (*self.graded, *self.continued) for turn in outcome.turns]
 
 
 def most_steps_behind(*, per_step: int, lead: int, window: int) -> int:
-    """The most steps by which a group's oldest token can lag behind the trainer, however long its slowest rollout lasts.
+    """Return the bound on a group's staleness: the most steps by which its oldest token can lag behind the trainer, however long its
+    slowest rollout takes.
 
-    The trainer may first take, `per_step` at a time, all groups that were open at this one's draw and all later ones that the window lets
-    in. At the draw one step is being taken and the one before is being stored, so the weights are two steps older.
+    Before this group the trainer may take, `per_step` at a time, all groups that were open when it was drawn and all later ones that the
+    window admits. When it is drawn, one step is in progress and the weights of the one before are being stored: two more steps.
 
     Example: ``most_steps_behind(per_step=8, lead=2, window=16) == 5``
     """
@@ -166,10 +170,10 @@ def most_steps_behind(*, per_step: int, lead: int, window: int) -> int:
 
 
 class Groups:
-    """The groups that are not spent yet, and the record of what was drawn of the tasks with these ids.
+    """The state of the journal: the groups that are not spent yet, and the position in the epochs over `tasks` (task ids).
 
-    `token` is the prefix of the groups' names, by which they differ from those of another journal. `flat_count`: the trainer takes flat
-    groups, too, so that they count as waiting for it.
+    `token` is the prefix of the groups' names, which makes them unique among journals. `flat_count`: the trainer takes flat groups, too, so
+    they count as waiting for it.
     """
 
     def __init__(
@@ -186,15 +190,17 @@ class Groups:
         self._epochs, self._curriculum, self._flat_count = epochs, curriculum, flat_count
         self._left: list[str] = []
         self.known: dict[str, Success] = {}
-        self.latest: dict[str, int] = {}  # the epoch in which a task was drawn last
-        self.read_upto: int | None = None  # the cursor of the log up to which all outcomes are noted
-        self.epoch = -1  # the epoch that is drawn from
+        self.latest: dict[str, int] = {}  # task -> the epoch in which it was last drawn
+        self.read_upto: int | None = None  # the log's cursor up to which all outcomes are in the journal
+        self.epoch = -1  # the current epoch
         self.drawn = 0
         self.spent = 0
         self.open: dict[int, RolloutGroup] = {}
 
     def draw(self, size: int) -> dict[str, Any] | None:
-        """The event of the next group; None once every task was drawn in every epoch. Nothing changes until the event is applied."""
+        """Return the event that draws the next group, or None once every task was drawn in every epoch. The state changes only when the
+        event is applied.
+        """
         left, epoch = self._left, self.epoch
         if not left:
             left, epoch = shuffled(self._tasks, self.epoch + 1, self._seed), self.epoch + 1
@@ -208,43 +214,45 @@ class Groups:
         if "after" in event:
             self.read_upto = max(self.read_upto or 0, int(event["after"]))
         if event["kind"] == "drawn":
-            self._draw(event)
+            self._add_group(event)
         elif event["kind"] == "known":
-            self._know(event)
+            self._restore_tasks(event)
         elif event["kind"] == "counted":
-            self._count(event)
+            self._restore_counters(event)
         elif (group := self.open.get(event["n"])) is not None:
-            self._follow(group, event)
+            self._update(group, event)
 
     def episode(self, number: int, member: int) -> str:
-        """The name of a member's next episode."""
+        """Return the name of a member's next episode."""
         group = self.open[number]
         return f"{group.name}.{member}.{group.slots[member].begun}"
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Events that recreate this state when applied to a new `Groups`: the history of the open groups, then what is known of tasks, then
-        the counts, which replace those that the earlier events added up to.
+        """Yield events that recreate this state in a new `Groups`: the histories of the open groups, the tasks' solve rates, and finally
+        the counters, which overwrite the sums of the earlier events.
         """
         for group in self.open.values():
-            yield from _retold(group, self.latest.get(group.task, 0))
+            yield from _history(group, self.latest.get(group.task, 0))
         known = [(task, epoch, self.known.get(task)) for task, epoch in self.latest.items()]
         rows = [[task, epoch, *([found.rollouts, found.grades] if found else [])] for task, epoch, found in known]
-        for start in range(0, len(rows), _TASKS_A_LINE):
-            yield {"kind": "known", "tasks": rows[start : start + _TASKS_A_LINE]}
+        for start in range(0, len(rows), _TASKS_PER_LINE):
+            yield {"kind": "known", "tasks": rows[start : start + _TASKS_PER_LINE]}
         counts = {"kind": "counted", "epoch": self.epoch, "drawn": self.drawn, "spent": self.spent}
         yield counts if self.read_upto is None else counts | {"after": self.read_upto}
 
     def may_begin(self, *, per_step: int, lead: int, window: int) -> bool:
-        """True if another group may begin: neither too far ahead of the trainer nor of the oldest group that has not ended."""
+        """Return True if another group may begin without being too far ahead of the trainer (`lead`) or of the oldest group in progress
+        (`window`).
+        """
         waiting = [group.number for group in self.open.values() if not group.told]
         near = not waiting or self.drawn < min(waiting) + window
         ahead = sum(1 for group in self.open.values() if not (group.told and group.flat) or self._flat_count)
         return near and ahead < lead * per_step
 
-    def _draw(self, event: Event) -> None:
+    def _add_group(self, event: Event) -> None:
         if event["epoch"] != self.epoch:
             self.epoch, self._left = event["epoch"], shuffled(self._tasks, event["epoch"], self._seed)
-        if event["task"] in self._left:  # otherwise the taskset has changed
+        if event["task"] in self._left:  # not so if the taskset has changed since
             self._left.remove(event["task"])
         self.latest[event["task"]] = event["epoch"]
         number = event["n"]
@@ -252,20 +260,20 @@ class Groups:
         slots = [GroupMember() for _ in range(event["size"])]
         self.open[number] = RolloutGroup(number=number, name=f"{self.token}.{number}", task=event["task"], slots=slots)
 
-    def _know(self, event: Event) -> None:
-        for task, epoch, *found in event["tasks"]:
+    def _restore_tasks(self, event: Event) -> None:
+        for task, epoch, *sums in event["tasks"]:
             self.latest[task] = epoch
-            if found:
-                rollouts, grades = found
+            if sums:
+                rollouts, grades = sums
                 self.known[task] = Success(rollouts=rollouts, grades=grades)
 
-    def _count(self, event: Event) -> None:
+    def _restore_counters(self, event: Event) -> None:
         epoch, drawn, spent = (int(event[name]) for name in ("epoch", "drawn", "spent"))
         self.epoch, self.drawn, self.spent = epoch, drawn, spent
         left = shuffled(self._tasks, epoch, self._seed) if epoch >= 0 else []
         self._left = [task for task in left if self.latest.get(task) != epoch]
 
-    def _follow(self, group: RolloutGroup, event: Event) -> None:
+    def _update(self, group: RolloutGroup, event: Event) -> None:
         match event["kind"]:
             case "begun":
                 group.slots[event["member"]].begun += 1
@@ -296,7 +304,7 @@ class Groups:
 
 
 def open_groups(events: Iterable[Event]) -> Mapping[int, RolloutGroup]:
-    """The groups that are not spent after these events, by their numbers."""
+    """Return the groups that are not spent after these events, by number."""
     groups = Groups((), token="")
     for event in events:
         groups.apply(event)
@@ -304,13 +312,15 @@ def open_groups(events: Iterable[Event]) -> Mapping[int, RolloutGroup]:
 
 
 def set_back(events: Iterable[Event], lost: Iterable[int]) -> list[dict[str, Any]]:
-    """A journal's events once an older backup of the log was restored: the `lost` groups are given up, and the log is to be read again."""
+    """Return a journal's events for use after an older backup of the log was restored: without the log's cursor, and with the `lost` groups
+    given up.
+    """
     kept = [{name: value for name, value in event.items() if name != "after"} for event in events]
     return [*kept, *({"kind": "spent", "n": number} for number in lost)]
 
 
-def _retold(group: RolloutGroup, epoch: int) -> Iterator[dict[str, Any]]:
-    """A group's history, in as few events as possible."""
+def _history(group: RolloutGroup, epoch: int) -> Iterator[dict[str, Any]]:
+    """Yield the fewest events that recreate a group."""
     yield {"kind": "drawn", "n": group.number, "task": group.task, "epoch": epoch, "size": len(group.slots)}
     for member, slot in enumerate(group.slots):
         about = {"n": group.number, "member": member}
@@ -332,16 +342,17 @@ def _retold(group: RolloutGroup, epoch: int) -> Iterator[dict[str, Any]]:
 logger = logging.getLogger(__name__)
 
 MOST_BYTES = 8 << 20
-"""A file beyond this is rewritten with what is still needed. The run's page reads a file that is new to it whole up to eight times this."""
-# it must also be this many times its size at the last rewrite: a large state is not written again and again
+"""A larger journal is compacted. The run's page reads a file that it has not seen before whole up to eight times this size."""
+# it must also have grown by this factor since the last compaction, so that a large state is not rewritten again and again
 TIMES_NEEDED = 4
 
 
 class EventFile:
-    """An append-only file of events. Only a last line that a kill cut short is ever dropped.
+    """The journal: an append-only file of events, one JSON line each, that can be compacted. Opening it drops at most a last line that a
+    kill cut short.
 
-    The first line names the file by a random `token`; after a rewrite it also holds the number of lines that were written, and their hash.
-    Beyond `most_bytes` it is `grown`.
+    The first line holds a random `token` that identifies the file; after a rewrite also the number of rewritten lines and their hash. A
+    file of more than `most_bytes` is `grown`.
     """
 
     def __init__(self, path: Path, token: str, most_bytes: int = MOST_BYTES) -> None:
@@ -351,7 +362,7 @@ class EventFile:
 
     @classmethod
     def open(cls, path: Path, most_bytes: int = MOST_BYTES) -> tuple[EventFile, list[dict[str, Any]]]:
-        """Open the file, or create it. Returns it and its events. Raises Corrupt, StorageFull."""
+        """Open or create the file. Returns it with its events. Raises Corrupt, StorageFull."""
         path.touch(mode=0o600)
         _beside(path).unlink(missing_ok=True)  # left behind by a kill
         with path.open("r+b") as file:
@@ -365,12 +376,12 @@ class EventFile:
 
     @property
     def grown(self) -> bool:
-        """True if it should be rewritten."""
+        """True if the file should be compacted by `rewrite`."""
         return os.fstat(self._file.fileno()).st_size > self._rewrite_at
 
     def append(self, event: Mapping[str, Any], *, sync: bool = False) -> None:
-        """Write one event; with `sync`, it also survives a crash of the machine. Raises StorageFull, with nothing written."""
-        size = os.fstat(self._file.fileno()).st_size  # not the file's position, which a failed append may have moved
+        """Append one event. With `sync` it is fsynced and survives a crash of the machine. Raises StorageFull, with nothing written."""
+        size = os.fstat(self._file.fileno()).st_size  # not the file position, which a failed append may have moved
         data = _line(event)
         try:
             if self._file.write(data) != len(data):
@@ -382,10 +393,10 @@ class EventFile:
             raise StorageFull(f"{self._path} cannot be written: {error}; free some space") from error
 
     def rewrite(self, events: Iterable[Mapping[str, Any]]) -> bool:
-        """Replace the file's events by these, atomically. False, with a warning, if there is no room: the old file stays in use, and is
-        `grown` again once it is larger by `most_bytes`.
+        """Replace the file's events by these, atomically. If there is no room, logs a warning and returns False: the old file stays in use
+        and is `grown` again after `most_bytes` more.
 
-        Raises StorageFull if the file was replaced, but may not survive a crash of the machine.
+        Raises StorageFull if the file was replaced but the new one may not survive a crash of the machine.
         """
         lines = b"".join(map(_line, events))
         first = {"kind": "opened", "token": self.token, "lines": lines.count(b"\n"), "hash": _hash(lines)}
@@ -394,7 +405,7 @@ class EventFile:
             made = _replaced(self._path, data)
         except OSError as error:
             self._rewrite_at = os.fstat(self._file.fileno()).st_size + self._most
-            logger.warning("%s could not be written anew and grows on: %s; free some space", self._path, error)
+            logger.warning("%s could not be compacted and keeps growing: %s; free some space", self._path, error)
             return False
         self._file.close()
         self._file, self._rewrite_at = made, max(self._most, TIMES_NEEDED * len(data))
@@ -426,7 +437,9 @@ def _hash(lines: bytes) -> str:
 
 
 def _replaced(path: Path, data: bytes) -> FileIO:
-    """Replace a file by one that holds this, synced to disk and open for appending. Raises OSError, with the old one kept."""
+    """Atomically replace a file by one with this content, fsynced. Returns it open for appending. Raises OSError, with the old file
+    kept.
+    """
     new = _beside(path)
     new.unlink(missing_ok=True)
     file = _appending(new)
@@ -444,8 +457,8 @@ def _replaced(path: Path, data: bytes) -> FileIO:
 
 
 def _read(path: Path, file: BinaryIO) -> tuple[list[dict[str, Any]], int]:
-    """The events of the complete lines, and the offset at which they end. Raises Corrupt."""
-    events, whole, begun, digest = list[dict[str, Any]](), 0, 0, hashlib.blake2b(digest_size=16)
+    """Return the events of the complete lines, and the offset at which these lines end. Raises Corrupt."""
+    events, whole, rewritten, digest = list[dict[str, Any]](), 0, 0, hashlib.blake2b(digest_size=16)
     for number, line in enumerate(file, 1):
         if not line.endswith(b"\n"):  # cut short by a kill
             break
@@ -458,27 +471,28 @@ def _read(path: Path, file: BinaryIO) -> tuple[list[dict[str, Any]], int]:
             raise Corrupt(f"{path}, line {number} is no event; move the file away to start over")
         events.append(cast("dict[str, Any]", event))
         if number == 1:
-            begun = int(events[0].get("lines", 0))
-        elif number <= 1 + begun:
+            rewritten = int(events[0].get("lines", 0))
+        elif number <= 1 + rewritten:
             digest.update(line)
-    if begun and (len(events) <= begun or digest.hexdigest() != events[0].get("hash")):
-        raise Corrupt(f"{path}: its first {begun} events are not what was written; move the file away to start over")
+    if rewritten and (len(events) <= rewritten or digest.hexdigest() != events[0].get("hash")):
+        raise Corrupt(
+            f"{path}: its first {rewritten} events are not what was written; move the file away to start over"
+        )
     return events, whole
 
 
-# ---------------------------------------------------------------- verdicts as signals
+# ---------------------------------------------------------------- verdicts as feedback events
 
 
-MOST_EVENTS = 1000  # of one call, which enter the log all or not at all
+MOST_EVENTS = 1000  # per call; the events of a call enter the log atomically
 
 
 def verdicts(group: RolloutGroup, most: int = MOST_EVENTS) -> list[list[dict[str, Any]]]:
-    """The calls that report a group's verdicts. The same group gives the same ids and values, so a worker that was killed in between can
-    report all of them again.
+    """Return the feedback events that report a group's verdicts, one list per call. They are idempotent: the same group gives the same ids
+    and values, so a worker that was killed in between may report all of them again.
 
-    A rollout's last turn gets its grade, those before it get 0; what changed the belief in a known answer is said before that. The last
-    call also closes the group, with an event about a turn that gets a verdict in the same call. Nothing is reported for a group without a
-    turn.
+    A rollout's last turn gets its grade, the turns before it get 0; changes of the belief in a known answer come before the grades. The
+    last call also closes the group, with an event about a turn that gets a verdict in the same call. A group without turns gives no calls.
     """
     events = [_event(turn, FAILED, 1.0) for outcome in group.ungraded for turn in outcome.turns]
     for outcome in (*group.continued, *group.graded):
@@ -495,13 +509,13 @@ def verdicts(group: RolloutGroup, most: int = MOST_EVENTS) -> list[list[dict[str
 
 
 def measured(turns: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The events for a rollout that is not trained on."""
+    """Return the events for a rollout that must not be trained on."""
     return [_event(turn, MEASURED, 1.0) for turn in turns]
 
 
 def shape(rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    """How long rollouts were and how they ended: each rollout's sampled tokens and turns, and how many were cut by a length limit, ran out
-    of time, broke their sandbox, or were ended by something other than the policy; and how often a window was summarised, in all.
+    """Return statistics of rollouts: the sampled tokens and turns of each, how many were cut by a length limit, ran out of time, broke
+    their sandbox or failed for a reason outside the policy, and the total number of summaries.
     """
     ended = [rollout.ended for rollout in rollouts]
     return {
@@ -519,14 +533,14 @@ def _event(turn: str, name: str, value: float) -> dict[str, Any]:
     return {"id": f"{name}:{turn}", "target": turn, "name": name, "value": value, "source": "code"}
 
 
-# ---------------------------------------------------------------- what became of the groups that were told
+# ---------------------------------------------------------------- the outcome of reported groups
 
 
-_OF_ONE_TURN = (
+_SINGLE_TURN_REASONS = (
     "finish:", "arm:", "empty", "greedy", "top_p", "cold", "purpose:", "late_group", "gold", "gone", "stale_turn:", "secret",
     "consent:",
 )  # fmt: skip
-"""Reasons that hold back a turn and not its group."""
+"""Prefixes of the reasons that hold back a single turn and not its group."""
 
 
 class OutcomeRows(Protocol):
@@ -538,30 +552,34 @@ class OutcomeRows(Protocol):
 
 
 class SpentGroups:
-    """Finds the groups that the trainer has taken, or that were held back, in the log after a cursor."""
+    """Reads from the log, after a cursor, which groups the trainer has taken and which were held back."""
 
     def __init__(self, log: OutcomeRows, after: Cursor) -> None:
         self._log = log
         self.cursor = after
         self.steps = 0
-        self._of: dict[str, int] = {}
-        self._found: dict[int, None] = {}  # and not returned yet
+        self._group_of: dict[str, int] = {}  # turn -> the number of its group
+        self._found: dict[int, None] = {}  # spent groups that were not returned yet
 
     def expect(self, number: int, turns: Iterable[str]) -> None:
-        """Expect the outcome of a group with these graded turns. Call this before the group is told, or its outcome may be missed."""
-        self._of |= dict.fromkeys(turns, number)
+        """Register a group by its graded turns. Must be called before the group's verdicts are reported, or its outcome may be missed."""
+        self._group_of |= dict.fromkeys(turns, number)
 
     async def look(self) -> Sequence[int]:
-        """The numbers of the groups that were spent since the last look. Raises Unavailable, Corrupt."""
-        found = self._found  # what was found before a failure is returned the next time
+        """Return the numbers of the groups that were spent since the last call. Raises Unavailable, Corrupt."""
+        found = self._found  # groups found before a failure are returned by the next call
         async for place, row in self._log.read(self.cursor, {Batch, Holdback}):
             self.cursor = place
             if isinstance(row, Batch):
                 self.steps = max(self.steps, row.step)
-                found.update(dict.fromkeys(self._of[turn] for turn in row.turns if turn in self._of))
-            elif isinstance(row, Holdback) and row.turn in self._of and not row.reason.startswith(_OF_ONE_TURN):
-                found[self._of[row.turn]] = None
+                found.update(dict.fromkeys(self._group_of[turn] for turn in row.turns if turn in self._group_of))
+            elif (
+                isinstance(row, Holdback)
+                and row.turn in self._group_of
+                and not row.reason.startswith(_SINGLE_TURN_REASONS)
+            ):
+                found[self._group_of[row.turn]] = None
         if found:
-            self._of = {turn: number for turn, number in self._of.items() if number not in found}
+            self._group_of = {turn: number for turn, number in self._group_of.items() if number not in found}
         self._found = {}
         return list(found)

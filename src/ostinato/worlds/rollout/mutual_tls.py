@@ -1,4 +1,4 @@
-"""Mutual TLS: each side presents a certificate and verifies the other's, and the server refuses those that were revoked."""
+"""Mutual TLS: both sides present a certificate and verify the other's. The server also refuses revoked certificates."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 def door_context(certificate: str, key: str, authority: str) -> ssl.SSLContext:
-    """The TLS context of the door, the server side. Raises BadConfig naming the file that is wrong."""
+    """Return the TLS context of the door, the server side. Raises BadConfig that names the faulty file."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = ssl.CERT_REQUIRED
-    return _filled(context, certificate, key, authority, "worlds.door")
+    return _configured(context, certificate, key, authority, "worlds.door")
 
 
 def worker_context(certificate: str, key: str, authority: str) -> ssl.SSLContext:
-    """The TLS context of a worker, the client side. Raises BadConfig naming the file that is wrong."""
+    """Return the TLS context of a worker, the client side. Raises BadConfig that names the faulty file."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # verifies the host name
-    return _filled(context, certificate, key, authority, "worlds.connect")
+    return _configured(context, certificate, key, authority, "worlds.connect")
 
 
 @contextlib.asynccontextmanager
 async def renewing(context: ssl.SSLContext, certificate: str, key: str, look_s: float = 10.0) -> AsyncGenerator[None]:
-    """While it is entered, a certificate that is replaced in its file, with its key, serves the handshakes from then on.
+    """Reload the certificate and key into `context` whenever their files change, until the block exits. New handshakes use the new pair.
 
-    The files are looked at every `look_s` seconds. A pair that cannot be used changes nothing, is told in the log and is read again.
+    The files are checked every `look_s` seconds. A pair that cannot be used is logged and tried again; until then the old one stays.
     """
     files = (Path(certificate).expanduser(), Path(key).expanduser())
-    watching = asyncio.create_task(_renew(context, *files, [_seen(file) for file in files], look_s))
+    watching = asyncio.create_task(_renew(context, *files, [_stamp(file) for file in files], look_s))
     try:
         yield
     finally:
@@ -48,68 +48,70 @@ async def renewing(context: ssl.SSLContext, certificate: str, key: str, look_s: 
 async def _renew(
     context: ssl.SSLContext, certificate: Path, key: Path, loaded: list[tuple[int, ...] | None], look_s: float
 ) -> NoReturn:
-    said = None
+    logged = None
     while True:
         await asyncio.sleep(look_s)
-        if (seen := [_seen(certificate), _seen(key)]) == loaded:
+        if (stamps := [_stamp(certificate), _stamp(key)]) == loaded:
             continue
         try:
-            # tried elsewhere first: a pair that does not go together would leave the context without a key
+            # first into a scratch context: a key that does not match would leave `context` without a key
             for each in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
                 each.load_cert_chain(certificate, key)
-            loaded = seen
-            logger.info("the certificate in %s has changed and serves from now on", certificate)
+            loaded = stamps
+            logger.info("the certificate in %s has changed and is used from now on", certificate)
         except OSError as error:  # SSLError is one
-            if (seen, str(error)) != said:
+            if (stamps, str(error)) != logged:
                 logger.error(
-                    "the certificate stays as it was, since %s and %s cannot be used: %s", certificate, key, error
+                    "the old certificate stays in use, since %s and %s cannot be loaded: %s", certificate, key, error
                 )
-            said = seen, str(error)
+            logged = stamps, str(error)
 
 
 def common_name(certificate: Mapping[str, Any] | None) -> str | None:
-    """The common name of a verified certificate, as `ssl` represents it; None unless it has exactly one, and that is usable."""
+    """Return the common name of a verified certificate (as `SSLSocket.getpeercert` gives it), or None unless it has exactly one valid
+    name.
+    """
     subject = (certificate or {}).get("subject", ())
     names = [value for part in subject for key, value in part if key == "commonName"]
     return names[0] if len(names) == 1 and _NAME.fullmatch(names[0]) else None
 
 
 def serial_of(certificate: Mapping[str, Any] | None) -> str:
-    """The serial number of a verified certificate, in hexadecimal; "" if there is none."""
+    """Return the serial number of a verified certificate in hexadecimal, or "" if there is no certificate."""
     return str((certificate or {}).get("serialNumber", ""))
 
 
 class RefusedSerials:
-    """The serial numbers in `worlds.door.refused`, read again when the file changes: a revocation list without a restart.
+    """The revocation list `worlds.door.refused`: serial numbers from a file, read again when the file changes, without a restart.
 
-    Raises BadConfig naming the line that is no serial number, or the file that cannot be read.
+    Raises BadConfig that names a line that is no serial number, or a file that cannot be read.
     """
 
     def __init__(self, file: str = "") -> None:
         self._file = Path(file).expanduser() if file else None
-        self._stamp = _seen(self._file)
+        self._stamp = _stamp(self._file)
         self._serials = self._read()
 
     def __contains__(self, serial: str) -> bool:
-        return _plain(serial) in self._serials
+        return _normalized(serial) in self._serials
 
     async def watch(self, look_s: float = 1.0) -> NoReturn:
-        """Look at the file every `look_s` seconds until cancelled. A file that cannot be used changes nothing, is told in the log and is
-        read again.
+        """Check the file every `look_s` seconds until cancelled. A file that cannot be used is logged and read again; until then the old
+        list stays.
         """
-        said = ""
+        logged = ""
         while True:
             await asyncio.sleep(look_s)
-            stamp = await asyncio.to_thread(_seen, self._file)
+            stamp = await asyncio.to_thread(_stamp, self._file)
             if stamp != self._stamp:
                 try:
                     self._serials = await asyncio.to_thread(self._read)
-                    self._stamp, said = stamp, ""
+                    self._stamp, logged = stamp, ""
                     logger.info("worlds.door.refused has changed: %d certificates are refused", len(self._serials))
                 except BadConfig as error:
-                    if str(error) != said:
-                        logger.error("the refused certificates stay as they were: %s", error)
-                    said = str(error)
+                    if str(error) != logged:
+                        logger.error("the list of refused certificates stays as it was: %s", error)
+                    logged = str(error)
 
     def _read(self) -> frozenset[str]:
         if self._file is None:
@@ -126,25 +128,25 @@ class RefusedSerials:
                 raise BadConfig(
                     f"worlds.door.refused: line {number} of {self._file} is no serial number in hexadecimal"
                 )
-        return frozenset(_plain(serial) for serial in serials if serial)
+        return frozenset(_normalized(serial) for serial in serials if serial)
 
 
-def _seen(file: Path | None) -> tuple[int, ...] | None:
-    """What tells a file that has changed; None for none."""
+def _stamp(file: Path | None) -> tuple[int, ...] | None:
+    """Return a value that changes when the file does: mtime, size and inode. None if there is no file."""
     if file is None:
         return None
     try:
-        seen = file.stat()
+        stat = file.stat()
     except OSError:
         return None
-    return seen.st_mtime_ns, seen.st_size, seen.st_ino
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
-def _plain(serial: str) -> str:
+def _normalized(serial: str) -> str:
     return serial.replace(":", "").lstrip("0").upper()
 
 
-def _filled(context: ssl.SSLContext, certificate: str, key: str, authority: str, where: str) -> ssl.SSLContext:
+def _configured(context: ssl.SSLContext, certificate: str, key: str, authority: str, where: str) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     for name, path in (("certificate", certificate), ("key", key), ("authority", authority)):
         if not path or not Path(path).expanduser().is_file():

@@ -1,9 +1,10 @@
-"""The server for remote rollout workers, or door, on the trainer's side: the few requests that each may make under its certificate's name.
+"""The server for remote rollout workers (the door), on the trainer's side: the few requests that a worker may make under the name in its
+certificate.
 
-Data flow: worker --mutual TLS--> door --the run's key--> gateway. The outcomes of the worker's turns are read from the log. A worker is
-another party's program: it may report rewards only for its own rollouts, and each once. All names that it sends are prefixed with its own
-name, so that they cannot be another worker's. From TCP through the TLS handshake to admission each stage of a connection has its own bound,
-and a handshake a deadline.
+Data flow: worker --mutual TLS--> door --the run's key--> gateway. The outcomes of a worker's turns are read from the log. Workers are not
+trusted: each may report rewards only for its own rollouts, and each reward once. All names that a worker sends are prefixed with its own
+name, so that it cannot use another worker's names. Each stage of a connection (TCP, TLS handshake, admission) has its own limit, and the
+handshake has a deadline.
 """
 
 from __future__ import annotations
@@ -38,37 +39,38 @@ from ostinato.worlds.rollout.mutual_tls import RefusedSerials, common_name, seri
 
 
 _MOST_TOKENS = 10_000_000  # of an answer: the gateway's own bound
-_NAMED = ("X-Ostinato-Episode", "X-Ostinato-Group", "Idempotency-Key")
+_PREFIXED = ("X-Ostinato-Episode", "X-Ostinato-Group", "Idempotency-Key")
 _NAME_CHARS = 300
 _VERDICTS = {GRADED: (0.0, 1.0), FAILED: (1.0, 1.0), TORN: (1.0, 1.0), MEASURED: (1.0, 1.0), CLOSED: (0.0, 128.0)}
 
 
 def call_headers(worker: str, headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers of a call to the gateway: the slot for worlds, and names prefixed with the worker's. Raises BadRequest."""
-    found = {**passed_headers(headers), "X-Ostinato-Slot": Arm.WORLD.value}
-    for name in (*_NAMED, "X-Ostinato-Harness", LEFT):
+    """Return the headers of a call to the gateway: the slot for worlds, and names prefixed with the worker's. Raises BadRequest."""
+    sent = {**passed_headers(headers), "X-Ostinato-Slot": Arm.WORLD.value}
+    for name in (*_PREFIXED, "X-Ostinato-Harness", LEFT):
         value = headers.get(name)
         if value is None:
             continue
         if not (value.isascii() and value.isprintable() and 0 < len(value) <= _NAME_CHARS):
             raise BadRequest(f"{name} must hold 1 to {_NAME_CHARS} printable ASCII characters", field=name)
-        found[name] = f"{worker}/{value}" if name in _NAMED else value
-    if headers.get(PURPOSE) == Purpose.COMPACTION:  # no other purpose: what is held back, this side decides
-        found[PURPOSE] = Purpose.COMPACTION.value
-    if "X-Ostinato-Episode" not in found:
+        sent[name] = f"{worker}/{value}" if name in _PREFIXED else value
+    if headers.get(PURPOSE) == Purpose.COMPACTION:  # no other purpose, so that a worker cannot have turns held back
+        sent[PURPOSE] = Purpose.COMPACTION.value
+    if "X-Ostinato-Episode" not in sent:
         raise BadRequest(
             "X-Ostinato-Episode is missing: a rollout's calls name their episode", field="X-Ostinato-Episode"
         )
-    return found
+    return sent
 
 
 def call_body(worker: str, path: str, body: Any, *, model: str, temperature: float) -> dict[str, Any]:
-    """The body of a call to the gateway: one answer of the run's model, with this side's sampling settings. Raises BadRequest."""
+    """Return the body of a call to the gateway: one answer of the run's model, with the run's sampling settings. Raises BadRequest."""
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object")
     if body.get("previous_response_id") is not None:
         raise BadRequest(
-            "previous_response_id is not taken from afar; send the whole input", field="previous_response_id"
+            "previous_response_id is not supported for remote workers; send the whole input",
+            field="previous_response_id",
         )
     if path == COUNTING:
         return {**body, "model": model}
@@ -78,92 +80,99 @@ def call_body(worker: str, path: str, body: Any, *, model: str, temperature: flo
 
 
 def targets(body: Any) -> list[str]:
-    """The turns that events are about. Raises BadRequest if the body is not a list of events."""
+    """Return the turns that events are about. Raises BadRequest if the body is not a list of events."""
     if not isinstance(body, list) or not 0 < len(body) <= MOST_EVENTS:
         raise BadRequest(f"send a list of 1 to {MOST_EVENTS} events")
-    found = [event.get("target") if isinstance(event, dict) else None for event in body]
-    if not all(isinstance(turn, str) and 0 < len(turn) <= 256 for turn in found):
-        raise BadRequest("each event names a turn as its target", field="target")
-    return [str(turn) for turn in found]
+    turns = [event.get("target") if isinstance(event, dict) else None for event in body]
+    if not all(isinstance(turn, str) and 0 < len(turn) <= 256 for turn in turns):
+        raise BadRequest("each event must name a turn as its target", field="target")
+    return [str(turn) for turn in turns]
 
 
 def own_verdicts(
     body: list[dict[str, Any]], groups: Mapping[str, str | None], episode_of: Callable[[str], str | None]
 ) -> list[dict[str, Any]]:
-    """The events for the gateway, each with an id derived from its name and subject, so that no worker can take another's id. The id of a
-    non-zero grade is derived from its rollout: the log keeps each id once, so it holds at most one such grade of all the rollout's
-    turns, even after the door was restarted.
+    """Validate a worker's events, and return those for the gateway.
 
-    `groups` are the worker's own turns among the targets, each with its group; `episode_of` gives the episode of one of them.
+    Each gets an id derived from its name and subject, so that no worker can use another's ids. The id of a non-zero grade is derived from
+    its rollout: the log stores each id once, so it holds at most one such grade per rollout, even after a restart of the door.
+
+    `groups`: the worker's own turns among the targets, each with its group; `episode_of`: returns the episode of one of them.
 
     Raises:
         Unauthorized: a turn is not the worker's, or an event is not a verdict.
-        BadRequest: a value outside the verdict's range, or a turn without a group to close.
+        BadRequest: a value is outside the verdict's range, or a turn has no group to close.
     """
-    found: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     for event in body:
         name, turn = event.get("name"), event["target"]
         if not isinstance(name, str) or name not in _VERDICTS:
             raise Unauthorized(
-                f"{str(name)[:80]!r} is no verdict; from afar only {', '.join(sorted(_VERDICTS))} are taken"
+                f"{str(name)[:80]!r} is no verdict; a remote worker may only send {', '.join(sorted(_VERDICTS))}"
             )
         if turn not in groups:
-            raise Unauthorized(f"turn {turn!r} is none of this worker's")
+            raise Unauthorized(f"turn {turn!r} does not belong to this worker")
         value, (least, most) = event.get("value"), _VERDICTS[name]
         if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-            raise BadRequest(f"the value of {name} lies between {least:g} and {most:g}", field="value")
-        about = turn if name != CLOSED else groups[turn]
-        if about is None:
-            raise BadRequest(f"turn {turn!r} is of no group that could be closed", field="target")
+            raise BadRequest(f"the value of {name} must lie between {least:g} and {most:g}", field="value")
+        subject = turn if name != CLOSED else groups[turn]
+        if subject is None:
+            raise BadRequest(f"turn {turn!r} belongs to no group that could be closed", field="target")
         if name == GRADED and value:
-            about = hashlib.sha256((episode_of(turn) or turn).encode()).hexdigest()[:40]
-        found.append({"id": f"{name}:{about}", "target": turn, "name": name, "value": float(value), "source": "code"})
-    return found
+            subject = hashlib.sha256((episode_of(turn) or turn).encode()).hexdigest()[:40]
+        events.append(
+            {"id": f"{name}:{subject}", "target": turn, "name": name, "value": float(value), "source": "code"}
+        )
+    return events
 
 
-# ---------------------------------------------------------------- whose turns
+# ---------------------------------------------------------------- the owners of turns
 
 
-_KEPT = 200_000
-_PAGE = 500
+_CACHED_TURNS = 200_000
+_PAGE_ROWS = 500
 
 
 class OwnTurns:
-    """Reads a worker's own turns and their outcomes from the run's log."""
+    """Looks up in the run's log which turns are a worker's own, and what became of them."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._known: OrderedDict[str, tuple[Arm, str, str | None]] = OrderedDict()
+        self._cache: OrderedDict[str, tuple[Arm, str, str | None]] = OrderedDict()  # turn -> arm, episode, group
 
     async def groups(self, worker: str, turns: Iterable[str]) -> dict[str, str | None]:
-        """The worker's own turns among `turns`, each with its group's name in the log. Raises Unavailable."""
+        """Return the worker's own turns among `turns`, each with its group's name in the log. Raises Unavailable."""
         asked = list(dict.fromkeys(turns))
-        known = {turn: self._known[turn] for turn in asked if turn in self._known}  # others may push them out meanwhile
+        known = {
+            turn: self._cache[turn] for turn in asked if turn in self._cache
+        }  # they may be evicted during the lookup
         unknown = [turn for turn in asked if turn not in known]
         for turn in await self._log.find(Turn, [(turn,) for turn in unknown]) if unknown else ():
             known[turn.id] = (turn.arm, turn.episode, turn.group)
-        self._known |= known
-        found = dict[str, str | None]()
+        self._cache |= known
+        own = dict[str, str | None]()
         for turn in asked:
             arm, episode, group = known.get(turn, (None, "", None))
             if arm is Arm.WORLD and episode.startswith(f"{worker}/"):
-                found[turn] = group
-        while len(self._known) > _KEPT:
-            self._known.popitem(last=False)
-        return found
+                own[turn] = group
+        while len(self._cache) > _CACHED_TURNS:
+            self._cache.popitem(last=False)
+        return own
 
     def episode(self, turn: str) -> str | None:
-        """The episode of a turn that `groups` looked up recently, or None."""
-        known = self._known.get(turn)
+        """Return the episode of a turn that `groups` looked up recently, or None."""
+        known = self._cache.get(turn)
         return None if known is None else known[1]
 
     async def end(self) -> Cursor:
-        """Where the log ends now. Raises Unavailable."""
+        """Return the cursor of the log's current end. Raises Unavailable."""
         return await self._log.append()
 
     async def outcomes(self, worker: str, after: Cursor) -> dict[str, Any]:
-        """Outcomes of the worker's turns in the next rows of the log: `taken` by the trainer, or `held` back with the reason. `cursor` is
-        where to continue, `step` the highest step in these rows. Raises Unavailable.
+        """Return one page of the outcomes of the worker's turns, from the log's rows after a cursor. Raises Unavailable.
+
+        `taken`: turns that the trainer has taken; `held`: turns that were held back, with the reason; `cursor`: where to continue; `step`:
+        the highest step in these rows.
         """
         cursor, step, seen = after, 0, 0
         taken, held = list[str](), list[tuple[str, str]]()
@@ -174,7 +183,7 @@ class OwnTurns:
                 taken += row.turns
             elif isinstance(row, Holdback):
                 held.append((row.turn, row.reason))
-            if seen >= _PAGE:
+            if seen >= _PAGE_ROWS:
                 break
         own = await self.groups(worker, [*taken, *(turn for turn, _ in held)])
         return {
@@ -185,13 +194,13 @@ class OwnTurns:
         }
 
 
-# ---------------------------------------------------------------- arrivals
+# ---------------------------------------------------------------- incoming connections
 
 
 logger = logging.getLogger(__name__)
 
 HANDSHAKES = 128
-"""Handshakes at once. One more ends the oldest: an honest one takes milliseconds, so those that are held open give way."""
+"""Most concurrent handshakes. One more aborts the oldest: an honest handshake takes milliseconds, so the oldest is likely a stalled one."""
 HANDSHAKE_S = 10.0
 CONNECTIONS = 1024
 
@@ -199,9 +208,9 @@ Certificate = Mapping[str, Any] | None
 
 
 class Arrivals:
-    """A protocol factory for plain TCP connections. Admitted ones go on to the HTTP server, over TLS that demands certificates.
+    """The protocol factory of the TCP listener: performs the TLS handshake, limits connections, and hands admitted ones to the HTTP server.
 
-    `name_of` gives the name that a certificate's connections are counted under, at most `per_name` at once; None refuses them.
+    `name_of` gives the name under which a certificate's connections are counted, at most `per_name` at once, or None to refuse them.
     """
 
     def __init__(
@@ -214,23 +223,23 @@ class Arrivals:
     ) -> None:
         self._server, self._context, self._name_of, self._per_name = server, context, name_of, per_name
         self._handshakes: dict[asyncio.Transport, asyncio.Task[None]] = {}  # oldest first
-        self._names: dict[object, str] = {}  # of the server's connections, open or closed since the last admission
+        self._names: dict[object, str] = {}  # by connection of the server, open or closed since the last admission
 
     def __call__(self) -> asyncio.Protocol:
         return _Plain(self)
 
     async def close(self) -> None:
-        """End the handshakes in progress."""
+        """Abort the handshakes in progress."""
         for transport, task in list(self._handshakes.items()):
             transport.abort()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
     def begin(self, transport: asyncio.Transport) -> None:
-        """A TCP connection was made."""
+        """Start the TLS handshake of a new TCP connection."""
         if len(self._handshakes) >= HANDSHAKES:
             oldest = next(iter(self._handshakes))
-            del self._handshakes[oldest]  # now, since its task ends later, and many more may come before
+            del self._handshakes[oldest]  # now, because many more connections may arrive before its task ends
             oldest.abort()
         self._handshakes[transport] = asyncio.get_running_loop().create_task(self._shake(transport))
 
@@ -240,7 +249,7 @@ class Arrivals:
             tls = await asyncio.get_running_loop().start_tls(
                 transport, guest, self._context, server_side=True, ssl_handshake_timeout=HANDSHAKE_S
             )
-        except OSError:  # every failure of TLS and every deadline is one
+        except OSError:  # includes TLS errors and timeouts
             return
         finally:
             self._handshakes.pop(transport, None)
@@ -248,13 +257,13 @@ class Arrivals:
             self._admit(tls, guest)
 
     def _admit(self, tls: asyncio.Transport, guest: _Guest) -> None:
-        """Hand a connection to the server, or close it."""
+        """Hand a connection to the HTTP server, or close it if it is refused or over a limit."""
         name = self._name_of(tls.get_extra_info("peercert"))
         self._names = {each: self._names[each] for each in self._server.connections}
-        every, own = len(self._names), Counter(self._names.values())[name or ""]
-        if name is None or every >= CONNECTIONS or own >= self._per_name:
+        total, own = len(self._names), Counter(self._names.values())[name or ""]
+        if name is None or total >= CONNECTIONS or own >= self._per_name:
             if name is not None:
-                logger.info("worker %r: %d connections are open, %d of its own; one more is closed", name, every, own)
+                logger.info("worker %r: %d connections are open, %d of its own; one more is closed", name, total, own)
             tls.close()
             return
         handler = self._server()
@@ -268,7 +277,7 @@ class Arrivals:
 
 
 class _Plain(asyncio.Protocol):
-    """A connection before its handshake."""
+    """The protocol of a connection before its TLS handshake."""
 
     def __init__(self, arrivals: Arrivals) -> None:
         self._arrivals = arrivals
@@ -279,7 +288,7 @@ class _Plain(asyncio.Protocol):
 
 
 class _Guest(asyncio.Protocol):
-    """A connection between its handshake and its admission, which follows at once: keeps what arrives in the meantime."""
+    """The protocol of a connection between its handshake and its admission, which follows at once: buffers what arrives meanwhile."""
 
     def __init__(self) -> None:
         self.early: list[bytes] = []
@@ -296,35 +305,42 @@ class _Guest(asyncio.Protocol):
 
 
 _T = TypeVar("_T")
-_Given = TypeVar("_Given")
+_Input = TypeVar("_Input")
 
 OUTCOMES = "/v1/worlds/outcomes"
-_GRADED = 100_000  # rollouts whose grade is remembered
-_MEMBERS, _GROUPS = 512, 2_000  # most rollouts of a group; most groups that are counted
+_REMEMBERED_GRADES = 100_000
+_MOST_MEMBERS, _COUNTED_GROUPS = 512, 2_000  # rollouts per group; groups whose members are counted
 _BODY_S = 30.0
-_DEPTH, _VALUES = 64, 100_000  # of a body's JSON, as the gateway takes it by default
-_SHOWN = ("Content-Type", "request-id", "x-request-id", "x-ostinato-turn", "x-ostinato-purpose", "idempotent-replayed")
+_DEPTH, _VALUES = 64, 100_000  # limits on a body's JSON, the gateway's defaults
+_FORWARDED = (
+    "Content-Type",
+    "request-id",
+    "x-request-id",
+    "x-ostinato-turn",
+    "x-ostinato-purpose",
+    "idempotent-replayed",
+)
 
 
 class WorkerBusy(OstinatoError):
-    """A worker has too many requests open at once."""
+    """A worker has too many concurrent requests."""
 
     status = 429
     code = "too_many_requests"
 
 
 class NoSuchPath(OstinatoError):
-    """A path that is not served to workers."""
+    """The path is not served to workers."""
 
     status = 404
     code = "not_found"
 
 
 class Door:
-    """Serves workers. An async context manager that serves from its entry to its exit.
+    """The server for remote workers. An async context manager that serves while it is entered.
 
-    `gateway` receives the calls, made with the run's own key; `listener` is a bound socket, `context` made by `door_context`. Raises
-    BadConfig for a file of refused certificates that cannot be used.
+    `gateway` receives the calls, with the run's own key; `listener` is a bound socket; `context` comes from `door_context`. Raises
+    BadConfig if the file of refused certificates cannot be used.
     """
 
     def __init__(
@@ -340,26 +356,28 @@ class Door:
         self._config, self._refused = config, RefusedSerials(config.refused)
         self._open = Counter[str]()
         self._members: OrderedDict[str, set[int]] = OrderedDict()  # group -> hashes of its episodes' names
-        self._graded: OrderedDict[str, str] = OrderedDict()
-        self._telling: dict[str, asyncio.Lock] = {}
-        self._leaving = AsyncExitStack()
+        self._graded: OrderedDict[str, str] = OrderedDict()  # episode -> its turn with a non-zero grade
+        self._feedback_locks: dict[str, asyncio.Lock] = {}
+        self._cleanup = AsyncExitStack()
 
     async def __aenter__(self) -> Door:
         server = web.Server(self._handle, access_log=None)
-        arrivals = Arrivals(server, self._context, self._counted_as, per_name=self._config.connections)
+        arrivals = Arrivals(server, self._context, self._connection_name, per_name=self._config.connections)
         listening = await asyncio.get_running_loop().create_server(arrivals, sock=self._listener)
         watching = asyncio.create_task(self._refused.watch())
-        self._leaving.callback(watching.cancel)
-        self._leaving.push_async_callback(server.shutdown, 1.0)
-        self._leaving.push_async_callback(arrivals.close)
-        self._leaving.callback(listening.close)
+        self._cleanup.callback(watching.cancel)
+        self._cleanup.push_async_callback(server.shutdown, 1.0)
+        self._cleanup.push_async_callback(arrivals.close)
+        self._cleanup.callback(listening.close)
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await self._leaving.aclose()
+        await self._cleanup.aclose()
 
-    def _counted_as(self, certificate: Certificate) -> str | None:
-        """The name under which a connection is counted; None closes it. A name that may not come in is told so by each request."""
+    def _connection_name(self, certificate: Certificate) -> str | None:
+        """Return the name under which a connection is counted, or None to close it. A name that may not connect still gets a connection, so
+        that its requests get an error that says so.
+        """
         if (serial := serial_of(certificate)) in self._refused:
             logger.warning(
                 "the certificate %s of %r is refused (worlds.door.refused)", serial, common_name(certificate)
@@ -387,13 +405,13 @@ class Door:
             return web.json_response({"error": {"message": "the connection was lost", "code": "gone"}}, status=400)
 
     def _worker(self, request: web.BaseRequest) -> str:
-        """The worker's name from its certificate. Raises Unauthorized."""
+        """Return the worker's name from its certificate. Raises Unauthorized."""
         certificate = None if request.transport is None else request.transport.get_extra_info("peercert")
         name = common_name(certificate)
-        if serial_of(certificate) in self._refused:  # since this connection was made
+        if serial_of(certificate) in self._refused:  # revoked after the connection was made
             raise Unauthorized(f"the certificate of {name!r} is refused; see worlds.door.refused")
         if name is None or (self._config.names and name not in self._config.names):
-            raise Unauthorized(f"no worker {name!r} may come in; see worlds.door.names")
+            raise Unauthorized(f"the worker {name!r} may not connect; see worlds.door.names")
         return name
 
     async def _answer(self, worker: str, request: web.BaseRequest) -> web.StreamResponse:
@@ -403,7 +421,7 @@ class Door:
         if where == ("GET", OUTCOMES):
             return web.json_response(await self._outcomes(worker, request.query.get("after", "")))
         if where == ("POST", "/v1/feedback"):
-            return web.json_response(await self._tell(worker, await self._body(request)), status=202)
+            return web.json_response(await self._feedback(worker, await self._body(request)), status=202)
         if request.method == "POST" and request.path in DIALECTS:
             return await self._call(worker, request)
         raise NoSuchPath(f"there is nothing at {request.path[:200]!r} for workers")
@@ -414,7 +432,7 @@ class Door:
             async for part in request.content.iter_any():
                 data += part
                 if len(data) > (most := self._config.body_bytes):
-                    raise TooLarge(f"a request has at most {most} bytes (worlds.door.body_bytes)")
+                    raise TooLarge(f"a request may have at most {most} bytes (worlds.door.body_bytes)")
         return await _off_loop(len(data), _parsed, bytes(data))
 
     async def _health(self) -> dict[str, Any]:
@@ -426,19 +444,20 @@ class Door:
         if after == "end":
             return {"cursor": await self._turns.end(), "step": 0, "taken": [], "held": []}
         if not after.isdecimal() or len(after) > 18:
-            raise BadRequest("after must be a number that was told before, or 'end'", field="after")
+            raise BadRequest("after must be a cursor from an earlier response, or 'end'", field="after")
         return await self._turns.outcomes(worker, int(after))
 
-    async def _tell(self, worker: str, body: Any) -> Any:
-        async with self._telling.setdefault(worker, asyncio.Lock()):  # one at a time, in order of arrival
+    async def _feedback(self, worker: str, body: Any) -> Any:
+        async with self._feedback_locks.setdefault(worker, asyncio.Lock()):  # one at a time, in order of arrival
             own = await self._turns.groups(worker, targets(body))
             verdicts = own_verdicts(body, own, self._turns.episode)
             self._grade_once(verdicts)
             return await self._gateway.call("POST", "/v1/feedback", verdicts)
 
     def _grade_once(self, verdicts: Sequence[dict[str, Any]]) -> None:
-        """Raise BadRequest for a non-zero grade at a second turn of a rollout, because the values of a rollout's turns are summed. Grades
-        from before this door started are in the log under their verdict's id, and the log keeps no second verdict with the same id.
+        """Raise BadRequest for a non-zero grade at a second turn of a rollout, because the values of a rollout's turns are summed.
+
+        Grades from before this door started are not remembered here, but the log stores no second verdict with the same id.
         """
         for verdict in verdicts:
             if verdict["name"] != GRADED or not verdict["value"]:
@@ -450,21 +469,22 @@ class Door:
                     f"rollout {episode!r} was graded at another turn; grade its last turn only", field="value"
                 )
             self._graded.move_to_end(episode)
-            if len(self._graded) > _GRADED:
+            if len(self._graded) > _REMEMBERED_GRADES:
                 self._graded.popitem(last=False)
 
     def _count_member(self, group: str, episode: int) -> None:
-        """Count an episode as a member of its group. Raises BadRequest if the group is then too large for one step of the trainer."""
+        """Count an episode as a member of its group. Raises BadRequest if the group would be too large for one optimizer step."""
         if not group:
             return
         members = self._members.setdefault(group, set())
-        if episode not in members and len(members) >= _MEMBERS:
+        if episode not in members and len(members) >= _MOST_MEMBERS:
             raise BadRequest(
-                f"group {group!r} has {_MEMBERS} rollouts, torn ones included; begin another", field="X-Ostinato-Group"
+                f"group {group!r} already has {_MOST_MEMBERS} rollouts, torn ones included; begin another",
+                field="X-Ostinato-Group",
             )
         members.add(episode)
         self._members.move_to_end(group)
-        if len(self._members) > _GROUPS:
+        if len(self._members) > _COUNTED_GROUPS:
             self._members.popitem(last=False)
 
     async def _call(self, worker: str, request: web.BaseRequest) -> web.StreamResponse:
@@ -474,11 +494,11 @@ class Door:
         self._count_member(headers.get("X-Ostinato-Group", ""), hash(headers["X-Ostinato-Episode"]))
         body = await _off_loop(request.content.total_bytes, msgspec.json.encode, asked)
         async with self._gateway.streamed(request.path, body, headers) as answer:
-            return await pass_on(request, answer, _SHOWN)
+            return await pass_on(request, answer, _FORWARDED)
 
 
 def _parsed(data: bytes) -> Any:
-    """The value of a body. Raises BadRequest, TooLarge."""
+    """Parse a body. Raises BadRequest, TooLarge."""
     check_json(data, depth=_DEPTH, values=_VALUES)
     try:
         return msgspec.json.decode(data)
@@ -486,29 +506,29 @@ def _parsed(data: bytes) -> Any:
         raise BadRequest(f"the body must be JSON: {error}") from None
 
 
-async def _off_loop(size: int, work: Callable[[_Given], _T], given: _Given) -> _T:
-    """`work(given)`, on a thread if the body has so many bytes that it would hold up the event loop."""
-    return work(given) if size <= LONG_BYTES else await asyncio.to_thread(work, given)
+async def _off_loop(size: int, work: Callable[[_Input], _T], value: _Input) -> _T:
+    """Return `work(value)`, computed on a thread if the body's size in bytes is so large that it would block the event loop."""
+    return work(value) if size <= LONG_BYTES else await asyncio.to_thread(work, value)
 
 
-# ---------------------------------------------------------------- the worker's side, over a connection that may be lost at any moment
+# ---------------------------------------------------------------- the worker's side
 
 
 _UNKNOWN = PolicyVersion(number=0, hash="")
 
 
 class FarOutcomes:
-    """Outcomes of this worker's turns, read through the door as `SpentGroups` reads a log. Batches have a step and our turns only."""
+    """Implements `OutcomeRows` on a remote worker, through the door. Its batches hold only the step and this worker's own turns."""
 
     def __init__(self, gateway: WorldGateway) -> None:
         self._gateway = gateway
 
     async def end(self) -> Cursor:
-        """Where the log ends now. Raises Unavailable."""
+        """Return the cursor of the log's current end. Raises Unavailable."""
         return int((await self._gateway.call("GET", f"{OUTCOMES}?after=end"))["cursor"])
 
     async def read(self, after: Cursor, kinds: set[type]) -> AsyncIterator[tuple[Cursor, Row]]:
-        """Rows above `after`, page by page. A page counts as read with its last row. Raises Unavailable."""
+        """Yield the rows after a cursor, page by page. Only the last row of a page moves the cursor. Raises Unavailable."""
         while True:
             page = await self._gateway.call("GET", f"{OUTCOMES}?after={after}")
             if page["cursor"] == after:

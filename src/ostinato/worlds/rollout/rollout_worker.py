@@ -1,7 +1,7 @@
-"""The core of the rollout worker: draws, works on, grades, reports and paces groups concurrently, and resumes after a kill.
+"""The core of the rollout worker: draws, runs, grades and reports groups concurrently, with backpressure, and resumes after a kill.
 
-Data flow: `Groups` says what may begin -> each member: harness + sandbox + model -> grader -> journal -> once all members of a group have
-ended, their verdicts go to the gateway -> the log says when the trainer has taken them -> the next group may begin.
+Data flow: `Groups` says whether a group may begin -> each member: harness + sandbox + model -> grader -> journal -> once all members of a
+group have ended, their verdicts go to the gateway -> the log shows when the trainer has taken them -> the next group may begin.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ logger = logging.getLogger(__name__)
 
 
 class Rollouts:
-    """Works on groups of rollouts until every task was drawn in every epoch, or it is cancelled.
+    """Runs groups of rollouts until every task was drawn in every epoch, or until cancelled.
 
     Args:
-        tasks: the taskset; its `train` tasks are trained on, the others are only measured.
+        tasks: the taskset. Its `train` tasks are trained on, the others are only measured.
+        shop: the harnesses, sandboxes, grader and gateway.
         journal, events: the worker's journal, and its events at the start.
-        tell: called with what happens, for people: a kind and fields.
-        keep: called with each rollout that ended for good, and with each that was only measured.
+        spent: finds in the log which groups the trainer has taken.
+        tell: called with progress events for people: a kind, and fields.
+        keep: called with the record of each rollout that ended for good or was only measured.
         flat_count: as in `Groups`.
-        beliefs: whether the belief in the tasks' known answers is measured after each turn.
+        beliefs: whether to measure the belief in the tasks' known answers after each turn.
     """
 
     def __init__(
@@ -70,43 +72,43 @@ class Rollouts:
         )
         for event in events:
             self.groups.apply(event)
-        self._places = asyncio.Semaphore(config.concurrency)
+        self._slots = asyncio.Semaphore(config.concurrency)
         self._under_way: dict[asyncio.Task[None], None] = {}
-        self._suspected: dict[int, list[tuple[FinishedRollout, tuple[float, ...]]]] = {}  # of open groups
-        self._shapes: dict[int, list[Rollout]] = {}  # of open groups, those that ended since this worker began
+        self._suspected: dict[int, list[tuple[FinishedRollout, tuple[float, ...]]]] = {}  # by open group
+        self._ended_rollouts: dict[int, list[Rollout]] = {}  # by open group, since this worker started
         self.doing = "starting"
 
     async def run(self) -> None:
-        """Work until all groups are drawn and spent, except a remainder too small for a step. Raises what a group raised: BadConfig of a
-        grader, StorageFull, Corrupt.
+        """Run until all groups are drawn and spent, except a remainder too small for a step. Raises BadConfig (of a grader), StorageFull or
+        Corrupt if a group did.
         """
         try:
             for group in list(self.groups.open.values()):
-                # after a kill between telling a group and noting that, the group may be in a batch already
+                # the worker may have been killed after reporting a group and before recording that: it may be in a batch already
                 self._spent.expect(group.number, group.turns)
                 if not group.told:
                     self._begin(self._work(group))
-                elif not group.turns:  # a kill after it was told; no row of the log will say so
-                    self._note({"kind": "spent", "n": group.number})
+                elif not group.turns:  # the worker was killed after reporting it, and no row of the log will mention it
+                    self._record({"kind": "spent", "n": group.number})
             while self._draw() or self._under_way or len(self.groups.open) >= self._config.groups:
-                await self._look()
-                await self._ended(self._config.poll_s)
+                await self._record_spent()
+                await self._wait_for_work(self._config.poll_s)
         finally:
             for task in self._under_way:
                 task.cancel()
             await asyncio.gather(*self._under_way, return_exceptions=True)
 
-    # ------------------------------------------------------------ pace
+    # ------------------------------------------------------------ backpressure
 
     def _draw(self) -> bool:
-        """Begin as many groups as are allowed. True if more are to come."""
+        """Begin as many groups as may begin. Returns False once no task is left to draw."""
         config = self._config
         while self.groups.may_begin(per_step=config.groups, lead=config.lead, window=config.window):
             event = self.groups.draw(config.group)
             if event is None:
                 self.doing = "waiting for the trainer: every task was drawn as often as it may be (worlds.epochs)"
                 return False
-            self._note(event, sync=True)
+            self._record(event, sync=True)
             self._begin(self._work(self.groups.open[event["n"]]))
             if config.measure_every and event["n"] % config.measure_every == 0:
                 self._begin(self._measure(event["n"]))
@@ -114,21 +116,21 @@ class Rollouts:
         self.doing = f"{len(self.groups.open) - told} groups under way, {told} wait for the trainer"
         return True
 
-    async def _look(self) -> None:
+    async def _record_spent(self) -> None:
         try:
             spent = await self._spent.look()
         except Unavailable as error:
             logger.warning("the log cannot be read now: %s", error)
             return
-        for number in spent:  # the cursor goes with the last of them, when all that was found up to it is noted
+        for number in spent:  # only the last event moves the cursor, when all groups found before it are recorded
             upto = {"after": self._spent.cursor} if number == spent[-1] else {}
-            self._note({"kind": "spent", "n": number} | upto)
+            self._record({"kind": "spent", "n": number} | upto)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         self._under_way[asyncio.ensure_future(work)] = None
 
-    async def _ended(self, timeout_s: float) -> None:
-        """Wait until some work ends, or for `timeout_s`; raise what that work raised."""
+    async def _wait_for_work(self, timeout_s: float) -> None:
+        """Wait until some work ends, for at most `timeout_s`. Raises what that work raised."""
         if not self._under_way:
             await asyncio.sleep(timeout_s)
             return
@@ -137,7 +139,7 @@ class Rollouts:
             del self._under_way[task]
             task.result()
 
-    def _note(self, event: dict[str, Any], *, sync: bool = False) -> None:
+    def _record(self, event: dict[str, Any], *, sync: bool = False) -> None:
         self._journal.append(event, sync=sync)
         self.groups.apply(event)
         if self._journal.grown:
@@ -146,11 +148,11 @@ class Rollouts:
     # ------------------------------------------------------------ one group
 
     async def _work(self, group: RolloutGroup) -> None:
-        """Run the members that have not ended, then tell the group's verdicts."""
+        """Run the members that have not ended, then report the group's verdicts."""
         task = self._tasks.get(group.task)
         if task is None:
             logger.warning("group %s is given up: the taskset has no task %r any more", group.name, group.task)
-            self._note({"kind": "spent", "n": group.number}, sync=True)
+            self._record({"kind": "spent", "n": group.number}, sync=True)
             return
         first = self._config.group_first
         for last in (first, len(group.slots)):
@@ -159,12 +161,12 @@ class Rollouts:
                     if slot.last is None:
                         members.create_task(self._member(group, member, task))
             if group.settled(first):
-                self._note({"kind": "settled", "n": group.number, "size": first}, sync=True)
+                self._record({"kind": "settled", "n": group.number, "size": first}, sync=True)
         await self._continue(group)
         self._spent.expect(group.number, group.turns)
         for events in verdicts(group):
             await self._attempts.patiently(lambda events=events: self._shop.gateway.say(events))
-        self._note({"kind": "told", "n": group.number}, sync=True)
+        self._record({"kind": "told", "n": group.number}, sync=True)
         grades = [outcome.grade or 0.0 for outcome in group.graded]
         self._tell(
             "group",
@@ -176,36 +178,38 @@ class Rollouts:
             ungraded=len(group.ungraded),
             reward=sum(grades) / len(grades) if grades else None,
             flat=group.flat,
-            **shape(self._shapes.pop(group.number, [])),
+            **shape(self._ended_rollouts.pop(group.number, [])),
         )
         if not group.turns:
-            self._note({"kind": "spent", "n": group.number})
+            self._record({"kind": "spent", "n": group.number})
 
     async def _member(self, group: RolloutGroup, member: int, task: Task) -> None:
-        """Run one rollout, and try it again if something other than the policy ended it."""
-        async with self._places:
+        """Run one rollout, and retry it if it ended for a reason outside the policy."""
+        async with self._slots:
             while group.slots[member].last is None:
                 episode = self.groups.episode(group.number, member)
                 begun = {"kind": "begun", "n": group.number, "member": member, "episode": episode}
-                self._note(begun, sync=True)  # its turns are in the log for good, and no other rollout may get its name
+                self._record(
+                    begun, sync=True
+                )  # its turns stay in the log under this name, so no other rollout may get it
                 recorded = self._beliefs and self._config.suspects > 0 and task.known is not None
                 tried = await self._attempts.once(task, episode, group.name, record=recorded)
                 last = tried.value is not None or len(group.slots[member].failed) + 1 >= self._config.tries
                 beliefs = await self._attempts.belief_changes(tried) if self._beliefs else ()
                 event = {"kind": "ended", "n": group.number, "member": member, "episode": episode, "last": last}
                 event |= {"turns": tried.turns, "grade": tried.value, "why": tried.why}
-                self._note(event | ({"beliefs": beliefs} if beliefs else {}), sync=True)
+                self._record(event | ({"beliefs": beliefs} if beliefs else {}), sync=True)
                 if last:
                     if tried.given and beliefs and min(beliefs) < 0 and not tried.solved:
                         self._suspected.setdefault(group.number, []).append((tried, beliefs))
-                    self._shapes.setdefault(group.number, []).append(tried.rollout)
+                    self._ended_rollouts.setdefault(group.number, []).append(tried.rollout)
                     self._keep(tried.record(self._taskset, self._clock, group=group.name, member=member))
                 else:
                     await asyncio.sleep(self._config.retry_pause_s)
 
     async def _continue(self, group: RolloutGroup) -> None:
-        """Sample failures anew from the turn at which the belief in the known answer fell most, those of the largest falls first. What a
-        worker did not finish before it was killed is left out: the rollouts' files are gone.
+        """Resample failed rollouts from the turn at which the belief in the known answer fell most, the largest falls first. Continuations
+        that a kill interrupted are left out, because the recorded rollouts are lost.
         """
         suspected = sorted(self._suspected.pop(group.number, []), key=lambda each: min(each[1]))
         async with asyncio.TaskGroup() as work:
@@ -215,11 +219,11 @@ class Rollouts:
                     work.create_task(self._continuation(group, tried, at, number))
 
     async def _continuation(self, group: RolloutGroup, tried: FinishedRollout, at: int, number: int) -> None:
-        async with self._places:
+        async with self._slots:
             found = await self._attempts.continued(tried, group.name, at, number)
         if found is not None:
             event = {"kind": "continued", "n": group.number, "episode": found.episode}
-            self._note(event | {"turns": found.turns, "grade": found.value}, sync=True)
+            self._record(event | {"turns": found.turns, "grade": found.value}, sync=True)
 
     # ------------------------------------------------------------ held-out tasks
 
@@ -228,12 +232,12 @@ class Rollouts:
         held_out = [task for task in self._tasks.values() if task.split is not Split.TRAIN]
 
         async def one(place: int, task: Task) -> tuple[Split, FinishedRollout]:
-            async with self._places:
+            async with self._slots:
                 tried = await self._attempts.measure(task, f"{self._journal.token}.m{number}.{place}")
             self._keep(tried.record(self._taskset, self._clock))
             return task.split, tried
 
-        async with asyncio.TaskGroup() as work:  # one that fails ends the others
+        async with asyncio.TaskGroup() as work:  # a failure cancels the others
             each = [work.create_task(one(place, task)) for place, task in enumerate(held_out)]
         found = [ended.result() for ended in each]
         for split in sorted({task.split for task in held_out}):

@@ -179,12 +179,12 @@ async def test_planted_labels_are_found():
 
 def test_pure_parts():
     assert option_in(CLEAR, ' {"option": "so so"}\n') == "so so"
-    with pytest.raises(ValueError, match="nothing that could be mixed"):
+    with pytest.raises(ValueError, match="no pair has a value"):
         mixed([(1.0, None)])
     forth, back = (messages_about(CLEAR, {}, backwards=backwards)[0]["content"] for backwards in (False, True))
     assert forth.index('"clear"') < forth.index('"unclear"')
     assert back.index('"unclear"') < back.index('"clear"')
-    with pytest.raises(ValueError, match="lies in"):
+    with pytest.raises(ValueError, match="must lie in"):
         Axis(name="a", asks="b", options={"x": 2.0, "y": 0.0})
 
 

@@ -79,7 +79,9 @@ async def test_a_solution_that_passes_everything_makes_everything_gradable():
 
 
 async def test_a_solution_that_does_not_pass_is_named():
-    with pytest.raises(BadConfig, match=r"solution: 1 listed tests do not pass with it, as 'test_calc\.py::test_new'"):
+    with pytest.raises(
+        BadConfig, match=r"solution: 1 listed tests do not pass with it, such as 'test_calc\.py::test_new'"
+    ):
         await rehearsed(told(NEW))
 
 
@@ -92,7 +94,7 @@ async def test_what_fails_once_and_passes_then_is_no_fault_of_the_solution():
 async def test_a_test_beside_that_fails_with_the_solution_is_left_out_and_many_are_a_fault():
     found, _ = await rehearsed(told(OLD[3]))
     assert found.ungradable == (OLD[3],)
-    with pytest.raises(BadConfig, match=r"2 listed tests do not pass with it, as 'test_calc\.py::test_old_3'"):
+    with pytest.raises(BadConfig, match=r"2 listed tests do not pass with it, such as 'test_calc\.py::test_old_3'"):
         await rehearsed(told(OLD[3], OLD[4]))
 
 
@@ -114,7 +116,7 @@ async def test_where_nothing_is_collected_the_machine_is_asked_about_and_not_the
 
 
 async def test_a_task_without_a_solution_is_refused_unless_it_is_a_canary():
-    with pytest.raises(BadConfig, match="only a canary has none"):
+    with pytest.raises(BadConfig, match="only a canary may lack it"):
         read_suite(task(solution={}))
     canary = dataclasses.replace(task(solution={}), split=Split.CANARY)
     assert read_suite(canary).solution == {}

@@ -118,7 +118,7 @@ def test_all_that_makes_an_agent_decides_its_hash(tmp_path):
     ("name", "settings", "said"),
     [
         ("nobody", {}, "no harness 'nobody'; there are single, repair, tools, and agent"),
-        ("agent", None, "worlds.harness.agent: nothing says what this agent is"),
+        ("agent", None, "worlds.harness.agent: this agent is not configured"),
         ("agent-mine", {}, "worlds.harness.agent-mine.command"),
         ("agent", {"command": ["a"], "files": {"../x": ""}}, "worlds.harness.agent.files"),
         ("agent", {"command": ["a"], "runtime": {"/opt/a": "/no/such"}}, "'/no/such' is no directory; name the one"),

@@ -367,7 +367,7 @@ async def test_a_worker_that_asks_too_much_at_once_is_told_so_and_others_are_not
 
 
 async def test_bodies_and_groups_have_bounds(tmp_path, monkeypatch):
-    monkeypatch.setattr("ostinato.worlds.rollout.rollout_server._MEMBERS", 3)
+    monkeypatch.setattr("ostinato.worlds.rollout.rollout_server._MOST_MEMBERS", 3)
     async with site(tmp_path, body_bytes=2000) as at, at.worker() as gateway:
         big = CHAT | {"messages": [{"role": "user", "content": "x" * 3000}]}
         assert (await at.says(gateway, "POST", "/v1/chat/completions", big, OWN))[0] == 413
@@ -392,7 +392,7 @@ def test_files_that_are_none_are_named(tmp_path, field):
 
 
 async def test_a_turn_that_others_push_out_of_the_cache_meanwhile_is_still_its_workers(monkeypatch):
-    monkeypatch.setattr(rollout_server, "_KEPT", 1)
+    monkeypatch.setattr(rollout_server, "_CACHED_TURNS", 1)
     log = MemoryLog()
     rows = [replace(a_turn(f"t{n}"), arm=Arm.WORLD, episode=f"acme/e{n}", group="acme/g") for n in range(4)]
     await log.append(*rows)

@@ -185,10 +185,10 @@ async def test_a_certificate_whose_key_is_still_to_come_changes_nothing(tmp_path
         new, _ = papers(at, "acme")
         async with renewing(context, signed.certificate, signed.key, look_s=0.01):
             Path(new.certificate).replace(signed.certificate)
-            await told("stays as it was")
+            await told("the old certificate stays in use")
             assert await health(at, context) == 200, "with the old certificate"
             Path(new.key).replace(signed.key)
-            await told("serves from now on")
+            await told("is used from now on")
             assert await health(at, context) == 200
 
 
@@ -211,7 +211,7 @@ async def test_a_pair_that_could_not_be_read_at_first_is_read_again(tmp_path, mo
         Path(new.key).replace(signed.key)
         Path(new.certificate).replace(signed.certificate)
         async with asyncio.timeout(PATIENT_S):
-            while "serves from now on" not in caplog.text:
+            while "is used from now on" not in caplog.text:
                 await asyncio.sleep(0.01)
     assert len(tries) == 4
     assert caplog.text.count("not yet this user's") == 1
@@ -226,7 +226,7 @@ async def test_a_list_that_cannot_be_read_changes_nothing(tmp_path, caplog):
     watching = asyncio.ensure_future(refused.watch(look_s=0.01))
     listed.write_text("fine\n")
     async with asyncio.timeout(PATIENT_S):
-        while "stay as they were" not in caplog.text:
+        while "stays as it was" not in caplog.text:
             await asyncio.sleep(0.01)
     assert "0A1B" in refused
     watching.cancel()

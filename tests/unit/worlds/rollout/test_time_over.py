@@ -103,7 +103,7 @@ async def test_a_model_that_never_speaks_in_time_leaves_its_group_and_says_so(tm
     await until_done(world, random.Random(0), kills=0)
     assert world.harness.plan == [], "each of the group is tried as often as worlds.tries says, and not once more"
     assert {record.value for record in world.finished} == {None}
-    assert {record.why for record in world.finished} == {"the model did not speak in time: no answer had begun"}
+    assert {record.why for record in world.finished} == {"the model gave no answer in time: no answer had begun"}
     assert rows(world, Reward) == []
 
 

@@ -60,12 +60,12 @@ def test_it_is_the_inverse_of_taking_the_difference(seed):
     ("diff", "said"),
     [
         ("nothing", "no unified diff"),
-        (GIT.replace("a - b", "a * b"), "calc.py, line 2: the diff does not fit"),
-        (GIT.replace("calc.py", "else.py"), "else.py: the diff changes it"),
-        ("--- a/x\n+++ b/y\n@@ -1 +1 @@\n-gone\n+a\n", "renamed"),
-        ("--- old.py\n+++ old.py\n@@ -1 +1 @@\n*gone\n", "stands in a hunk"),
+        (GIT.replace("a - b", "a * b"), "calc.py, line 2: the diff does not apply"),
+        (GIT.replace("calc.py", "else.py"), "else.py: the diff changes this file"),
+        ("--- a/x\n+++ b/y\n@@ -1 +1 @@\n-gone\n+a\n", "it renames a file"),
+        ("--- old.py\n+++ old.py\n@@ -1 +1 @@\n*gone\n", "is not a valid line of a hunk"),
         ("--- old.py\n+++ old.py\n@@ -1 +1 @@\n-gone\n+a\n@@ -1 +1 @@\n-gone\n+b\n", "overlap"),
-        ("--- old.py\n+++ old.py\n@@ -1,3 +1 @@\n-gone\n", "does not fit"),
+        ("--- old.py\n+++ old.py\n@@ -1,3 +1 @@\n-gone\n", "does not apply"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_place(diff, said):

@@ -1,6 +1,6 @@
 """A vLLM plugin that loads new weights from a weight store while vLLM serves.
 
-The rest of Ostinato does not import this package: it runs in vLLM's processes, which find it by the entry point ``vllm.general_plugins``.
+The rest of Ostinato does not import this package. It runs in vLLM's processes, which find it by the entry point ``vllm.general_plugins``.
 Besides vLLM it needs blake3, cryptography, numba, obstore, pydantic and zstandard. Start the server like this::
 
     VLLM_SERVER_DEV_MODE=1 vllm serve DIRECTORY --weight-transfer-config '{"backend": "ostinato"}' \
@@ -15,7 +15,7 @@ BACKEND = "ostinato"
 
 
 def register() -> None:
-    """Register the backend in this vLLM process; vLLM calls this in every process. Safe to call again."""
+    """Register the backend in this vLLM process. vLLM calls this in every process. Idempotent."""
     import contextlib
 
     from vllm.distributed.weight_transfer.factory import (  # pyright: ignore[reportMissingImports]

@@ -1,8 +1,8 @@
 # pyright: basic, reportMissingImports=false
 """A vLLM weight-transfer engine over a weight store. It runs in vLLM's workers, which have vLLM and torch.
 
-A request carries a root, never bytes. The version is fetched and verified in separate memory; only then does vLLM's own loader write it
-into the model, part by part. If the loader fails, the weights that were served before are written back.
+A request carries a root, never weights. The version is fetched and verified in separate memory; only then does vLLM's own loader write it
+into the model, part by part. If the loader fails, the weights that were served before are restored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ostinato.weights.follow.staging import Staging, changed_parts
 from ostinato.weights.store.factory import open_url
 from ostinato.weights.version.content import check_ref
 
-logger = logging.getLogger("vllm.ostinato")  # vLLM prints what is logged below its own name
+logger = logging.getLogger("vllm.ostinato")  # vLLM only prints logs below its own name
 
 DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -47,9 +47,9 @@ Module = torch.nn.Module
 
 @dataclass
 class StoreInfo(WeightTransferInitInfo):
-    """The store: a directory on this host or a bucket's URL, and obstore's settings for it.
+    """The weight store: a directory on this host or a bucket's URL, and obstore's settings for it.
 
-    Credentials come from the server's own environment.
+    Credentials come from the server's environment.
     """
 
     url: str
@@ -85,7 +85,7 @@ class StoreEngine(WeightTransferEngine[StoreInfo, VersionInfo]):
         super().__init__(config, vllm_config, device, model)
         self._store: StoreInfo | None = None
         self._staging: Staging | None = None
-        self._served: tuple[str, Weights] | None = None  # None: what the server was started with
+        self._served: tuple[str, Weights] | None = None  # None: the weights that the server was started with
         self._received = False
         self._broken = ""
         self._aliases = _aliases(model)
@@ -94,7 +94,7 @@ class StoreEngine(WeightTransferEngine[StoreInfo, VersionInfo]):
     # ------------------------------------------------------------ vLLM's protocol
 
     def init_transfer_engine(self, init_info: StoreInfo) -> None:
-        """Open the store. Opening the same store again keeps what was fetched."""
+        """Open the store. Opening the same store again keeps the fetched versions."""
         if init_info == self._store:
             return
         self.shutdown()
@@ -107,7 +107,7 @@ class StoreEngine(WeightTransferEngine[StoreInfo, VersionInfo]):
         self._received = False
 
     def receive_weights(self, update_info: VersionInfo) -> None:
-        """Load the version, which was staged or is fetched now. Raises like `Staging.take`, with the model unchanged."""
+        """Load the version, which is fetched now if it was not staged. Raises like `Staging.take`, with the model unchanged."""
         root = update_info.root or self._resolve(str(update_info.ref))
         weights = self._require().take(root)
         self._install(root, weights)
@@ -128,12 +128,12 @@ class StoreEngine(WeightTransferEngine[StoreInfo, VersionInfo]):
     # ------------------------------------------------------------ called by the worker extension
 
     def stage(self, root: str) -> dict[str, Any]:
-        """Begin to fetch and verify a version while serving."""
+        """Start to fetch and verify a version while serving. Returns `status()`."""
         self._require().stage(root)
         return self.status()
 
     def status(self) -> dict[str, Any]:
-        """The staged version (see `Staged`), `served` ("" before the first version) and `broken`."""
+        """Return the staged version's fields (see `Staged`), `served` ("" before the first version) and `broken`."""
         staged = asdict(self._staging.status()) if self._staging is not None else {"state": "nothing"}
         return {**staged, "served": self._served[0] if self._served else "", "broken": self._broken}
 
@@ -183,20 +183,20 @@ class StoreEngine(WeightTransferEngine[StoreInfo, VersionInfo]):
         try:
             self._load(self._modules(parts), _tensors(weights, names))
         except BaseException as error:
-            self._go_back(root, error)
+            self._roll_back(root, error)
             raise
         self._served = (root, weights)
         logger.info("weights %s: %d of %d tensors loaded", root[:12], len(names), len(weights))
 
     def _modules(self, parts: Iterable[str]) -> list[Module]:
-        """The modules of the parts, or the whole model if vLLM names any of them differently."""
+        """Return the modules of the parts, or the whole model if vLLM names any of them differently."""
         try:
             return [self.model.get_submodule(part) for part in parts]
         except AttributeError:
             return [self.model]
 
     def _load(self, modules: Sequence[Module], tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """Run vLLM's own reload: each layer is filled again, processed (packed, quantised) and copied over the tensors in use."""
+        """Run vLLM's own layer-wise reload: each layer is loaded, processed (packed, quantised) and copied over the tensors in use."""
         from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
@@ -211,7 +211,7 @@ class StoreEngine(WeightTransferEngine[StoreInfo, VersionInfo]):
         self._process_tied(loaded)
 
     def _process_tied(self, loaded: Set[str]) -> None:
-        """Process a tied head, which got its values through the embedding: on CPUs its matrix product reads a packed copy."""
+        """Process a tied LM head, which got its values through the embedding: on CPUs its matrix product uses a packed copy."""
         from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
         for group in self._aliases:
@@ -223,11 +223,11 @@ class StoreEngine(WeightTransferEngine[StoreInfo, VersionInfo]):
                 if isinstance(method, UnquantizedEmbeddingMethod):
                     method.process_weights_after_loading(module)
 
-    def _go_back(self, root: str, error: BaseException) -> None:
-        """Write back what was served before: the last version, or the files that the server was started with."""
+    def _roll_back(self, root: str, error: BaseException) -> None:
+        """Restore what was served before: the last version, or the files that the server was started with."""
         from vllm.model_executor.model_loader import get_model_loader
 
-        logger.error("weights %s: vLLM's loader failed (%s); what was served before is written back", root[:12], error)
+        logger.error("weights %s: vLLM's loader failed (%s); the weights served before are restored", root[:12], error)
         try:
             if self._served is not None:
                 before = _tensors(self._served[1], self._served[1])
@@ -236,7 +236,9 @@ class StoreEngine(WeightTransferEngine[StoreInfo, VersionInfo]):
                 before = loader.get_all_weights(self.model_config, self.model)
             self._load([self.model], before)
         except BaseException as second:
-            self._broken = f"neither {root} nor what was served before could be loaded ({second}): restart this server"
+            self._broken = (
+                f"neither {root} nor the weights served before could be loaded ({second}): restart this server"
+            )
             raise
 
 
@@ -246,14 +248,14 @@ def _tensors(weights: Weights, names: Iterable[str]) -> Iterator[tuple[str, torc
 
 
 def _tensor(array: WeightArray) -> torch.Tensor:
-    """The array's own memory. vLLM's loaders only read it."""
+    """Return a tensor over the array's own memory, which vLLM's loaders only read."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch warns that it has no read-only tensors
         return torch.from_numpy(array.data).view(DTYPES[array.dtype]).reshape(array.shape)
 
 
 def _aliases(model: Module) -> list[list[str]]:
-    """Groups of names that refer to the same parameter."""
+    """Return groups of names that refer to the same parameter."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -261,7 +263,7 @@ def _aliases(model: Module) -> list[list[str]]:
 
 
 def _checkpoint_form(model_config: Any) -> dict[str, tuple[int, ...]]:
-    """Tensor name -> shape, from the headers of the safetensors files that the server was started with. Raises BadConfig."""
+    """Return {tensor name: shape} from the headers of the safetensors files that the server was started with. Raises BadConfig."""
     from huggingface_hub import snapshot_download
     from safetensors import safe_open
 

@@ -1,4 +1,4 @@
-"""The worker methods that the driver calls besides vLLM's own protocol: fetch a version ahead, and report its status."""
+"""Worker methods that the driver calls in addition to vLLM's own protocol: fetch a version ahead of time, and report its status."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class StagingWorker:
     weight_transfer_engine: Any
 
     def ostinato_stage(self, root: str) -> dict[str, Any]:
-        """Begin to fetch and verify a version while serving; returns the same as `ostinato_status`."""
+        """Start to fetch and verify a version while serving. Returns the same as `ostinato_status`."""
         return self._ostinato_engine().stage(root)
 
     def ostinato_status(self) -> dict[str, Any]:
-        """The staged version and its status, the served version ("" before the first), and what is broken, if anything."""
+        """Return the staged version and its status, the served version ("" before the first), and what is broken, if anything."""
         return self._ostinato_engine().status()
 
     def _ostinato_engine(self) -> Any:

@@ -1,12 +1,12 @@
-"""Inside a sandbox: draws inputs for a function, answers them, or checks answers. Reads one job from stdin and writes lines of JSON.
+"""Inside a sandbox: draws inputs, calls a function on inputs, or checks relations. Reads one job from stdin and writes lines of JSON.
 
-A job states the function by `module` and `name`, or by `source` and `name`. It has `inputs`, trees of argument tuples; or `draw`, source
-text that defines ``draw(random)``, with `seed` and `count`, and perhaps `vary`, source text that defines ``vary(random, args)``, which
-makes further inputs related to one. Lines are ``[input, outcome, input afterwards]`` with the outcome ``["returned", tree]``,
-``["raised", names of the error's classes]`` or ``["opaque", why]``, or null without a function.
+A job names the function by `module` and `name`, or by `source` and `name`. Its inputs are either in `inputs`, trees of argument tuples, or
+drawn: `draw` is source text that defines ``draw(random)``, with `seed` and `count`; the optional `vary` defines ``vary(random, args)``,
+which derives further inputs from one. Output lines are ``[input, outcome, input after the call]``, where the outcome is
+``["returned", tree]``, ``["raised", names of the error's classes]`` or ``["opaque", why]``, or null if there is no function.
 
-A job that checks has `holds`, source text that defines ``holds(inputs, results) -> bool``, and `groups`: lists of ``[input, result]`` as
-trees. Lines are true or false, one for each group.
+A checking job has `holds`, source text that defines ``holds(inputs, results) -> bool``, and `groups`, lists of ``[input, result]`` as
+trees. Output lines are true or false, one per group.
 """
 
 import importlib
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def outcome(function: Any, arguments: tuple[Any, ...]) -> list[Any]:
-    """The outcome of a call."""
+    """Call the function, and return the outcome."""
     try:
         result = function(*arguments)
     except Exception as error:  # noqa: BLE001 - whatever the function raises is its outcome
@@ -33,7 +33,7 @@ def outcome(function: Any, arguments: tuple[Any, ...]) -> list[Any]:
 
 
 def function_of(job: dict[str, Any]) -> Any:
-    """The function that the job states."""
+    """Return the function that the job names."""
     if "source" in job:
         space: dict[str, Any] = {"__name__": "reference"}
         exec(compile(job["source"], "<reference>", "exec"), space)
@@ -43,7 +43,7 @@ def function_of(job: dict[str, Any]) -> Any:
 
 
 def inputs_of(job: dict[str, Any]) -> list[Any]:
-    """Trees of argument tuples, drawn or given; with `vary`, each drawn input is followed by its variations."""
+    """Return trees of argument tuples, given or drawn. With `vary`, each drawn input is followed by its variations."""
     if "inputs" in job:
         return job["inputs"]
     space: dict[str, Any] = {"__name__": "drawing"}
@@ -73,7 +73,7 @@ def check(job: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Answer one job."""
+    """Run one job."""
     job = json.loads(sys.stdin.buffer.read())
     if "holds" in job:
         check(job)

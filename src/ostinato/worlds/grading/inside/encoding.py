@@ -1,7 +1,7 @@
-"""Encodes values as trees of JSON that `test_report.py` can compare, and decodes them. Prepended to every program in a grader's sandbox.
+"""Encodes values as JSON trees that `test_report.py` can compare, and decodes them. Prepended to every program in a grader's sandbox.
 
-None, booleans, strings and small integers stand for themselves; everything else is a list that begins with a tag: "i" a large integer, "f"
-a float, "c" a complex number, "b" bytes, "l" a list, "t" a tuple, "d" a dict, "s" a set, "q" a deque, "o" a value of the standard library
+None, booleans, strings and small integers stand for themselves. Everything else is a list that begins with a tag: "i" a large integer, "f"
+a float, "c" a complex number, "b" bytes, "l" a list, "t" a tuple, "d" a dict, "s" a set, "q" a deque, "o" another standard-library value,
 by its repr. An instance of a subclass is encoded as its base class, through the base class's own methods.
 """
 
@@ -28,7 +28,7 @@ class Opaque(Exception):
 
 
 def encode(value: Any, depth: int = 0) -> Any:
-    """The tree of a value. Raises Opaque."""
+    """Return the tree of a value. Raises Opaque."""
     if depth > DEEPEST:
         raise Opaque("too deep")
     if value is None or value is True or value is False:
@@ -63,7 +63,7 @@ def _encode_several(value: Any, depth: int) -> Any:
 
 
 def decode(tree: Any) -> Any:
-    """The value of a tree, which must not contain "o"."""
+    """Return the value of a tree, which must not contain the tag "o"."""
     if not isinstance(tree, list):
         return tree
     tag = tree[0]

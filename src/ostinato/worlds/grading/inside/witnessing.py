@@ -1,4 +1,4 @@
-"""Inside a sandbox: runs sealed tests under pytest and reports what they saw. It does not know what they should have seen.
+"""Inside a sandbox: runs sealed tests under pytest and reports the values that they saw, without knowing the expected ones.
 
 Reads one job from stdin: `witness`, the name of the module that sealed tests import; `paths`, the test files; `deleted`, files to delete
 first; `fresh`, files whose bytecode is stale; `path`, entries to prepend to the import path. Writes lines of JSON: ``["collected", ids]``,
@@ -19,7 +19,7 @@ Tell = Callable[..., None]
 
 
 class Raised:
-    """Replaces ``pytest.raises``: suppresses any Exception, and reports which it was."""
+    """Replaces ``pytest.raises``: suppresses any Exception, and reports it."""
 
     def __init__(self, tell: Tell, key: str) -> None:
         self.tell, self.key = tell, key
@@ -28,7 +28,7 @@ class Raised:
 
     @property
     def exception(self) -> Any:
-        """The error, under unittest's name for it."""
+        """The error, under the attribute name that unittest uses."""
         return self.value
 
     def __enter__(self) -> "Raised":
@@ -42,7 +42,7 @@ class Raised:
 
 
 def witness_module(name: str, tell: Tell) -> types.ModuleType:
-    """The module whose functions sealed tests call."""
+    """Return the module whose functions sealed tests call."""
     module = types.ModuleType(name)
 
     def equal(key: str, seen: Any) -> None:
@@ -69,7 +69,7 @@ def witness_module(name: str, tell: Tell) -> types.ModuleType:
 
 
 class Narrator:
-    """A pytest plugin that reports how each test went."""
+    """A pytest plugin that reports each test's course and outcome."""
 
     def __init__(self, tell: Tell) -> None:
         self.tell = tell
@@ -83,7 +83,7 @@ class Narrator:
         self.tell("start", nodeid)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Report if one of a test's three phases failed or was skipped."""
+        """Report a phase of a test (setup, call or teardown) that failed or was skipped."""
         if not report.passed or hasattr(report, "wasxfail"):
             self.tell("skipped" if report.skipped or hasattr(report, "wasxfail") else "failed", report.nodeid)
 
@@ -93,7 +93,7 @@ class Narrator:
 
 
 def prepare(job: dict[str, Any]) -> None:
-    """Delete the deleted files and the cached bytecode of fresh files, which may be of older source; set the import path."""
+    """Delete the deleted files and the stale bytecode of fresh files, and set the import path."""
     for path in job["deleted"]:
         if os.path.isfile(path):
             os.unlink(path)
