@@ -1,7 +1,7 @@
-"""Starts workers as forks of a warm process (`warm_process`) that has imported what they import, so that this is waited for once.
+"""Fork server (zygote): starts workers as forks of a warm process (`warm_process`) that has imported their libraries once.
 
-A forked worker is this process's child, with its own session, environment, files and exit code, like one that was started. What cannot be
-forked is started as ever: any other program, a worker whose environment differs, and everything where the system has no such forks.
+A forked worker is this process's child, with its own session, environment, files and exit code, as if it had been spawned. Whatever cannot
+be forked is spawned as usual: other programs, workers whose environment differs, and all workers on systems without such forks.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from ostinato.launch.placing.process import OUTPUT, THREADS, Child
 from ostinato.launch.placing.warm_process import GO, LIBRARIES, MOST_BYTES, MOST_FILES, READY, ROOM
 
 OFF = "OSTINATO_NO_FORKS"
-"""Environment variable that, if set, has every worker started anew."""
+"""Environment variable that, if set, disables forking: every worker is spawned."""
 OWN = {PARENT, PULSE_FD, LISTEN_FD, OUTPUT, OFF}
-"""Environment variables in which workers may differ: no import reads them."""
-_IMPORTS_S, _FORK_S = 300.0, 20.0  # how long these may take
+"""Environment variables in which forked workers may differ, since no import reads them."""
+_IMPORTS_S, _FORK_S = 300.0, 20.0  # timeouts
 _PR_SET_CHILD_SUBREAPER = 36
 _UNKNOWN = 255
-"""The exit code of a process whose end the system told somebody else, as asyncio has it."""
+"""Exit code of a process that was reaped by somebody else; the same as asyncio's."""
 _LOG = logging.getLogger(__name__)
 
 
 def possible() -> bool:
-    """True where workers can be forked and this process may be told of their end."""
+    """Return True if workers can be forked here and this process can wait for them."""
     if sys.platform != "linux" or os.environ.get(OFF) or process.spawn is not asyncio.create_subprocess_exec:
         return False
-    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # as a parent may leave it; the system then tells no end
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # inherited from a parent; children could not be waited for
         return False
     try:
         os.close(os.pidfd_open(os.getpid()))
@@ -54,9 +54,9 @@ def possible() -> bool:
 
 @contextlib.contextmanager
 def forked_workers(say: Callable[[str], None]) -> Generator[None]:
-    """Inside the block this process's workers are forked, where that is possible. Inside another such block it changes nothing.
+    """Fork this process's workers inside the block, if that is possible. A nested block has no effect.
 
-    `say` is told why they are forked no longer, if they are not.
+    `say` is called with the reason if forking is given up.
     """
     if not possible():
         yield
@@ -71,9 +71,9 @@ def forked_workers(say: Callable[[str], None]) -> Generator[None]:
 
 
 class WarmProcess:
-    """The process and what is asked of it. It starts to import `libraries` at once. `close` ends it, and no worker.
+    """The supervisor's side of the fork server. It is started at once and imports `libraries`. `close` ends it, but no worker.
 
-    `say` is told why nothing is forked any more, if nothing can be.
+    `say` is called with the reason if forking is given up.
     """
 
     def __init__(self, libraries: Sequence[str] = LIBRARIES, say: Callable[[str], None] = _LOG.warning) -> None:
@@ -84,11 +84,11 @@ class WarmProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id; 0 while there is none."""
+        """The fork server's process id; 0 while there is none."""
         return 0 if self._process is None else self._process.pid
 
     def close(self) -> None:
-        """End the process. Its workers stay."""
+        """End the fork server. The workers live on."""
         self._ready = False
         self._line.close()
         if self._process is not None:
@@ -105,7 +105,7 @@ class WarmProcess:
         pass_fds: Sequence[int],
         **others: Any,
     ) -> Child:
-        """As `asyncio.create_subprocess_exec` with a supervisor's arguments. The first ones wait for the imports. Raises OSError."""
+        """As `asyncio.create_subprocess_exec` with a supervisor's arguments. The first calls wait for the imports. Raises OSError."""
         if argv[:2] == (sys.executable, "-m"):
             asked = {"words": argv[2:], "cwd": str(cwd or os.getcwd()), "env": dict(env), "fds": list(pass_fds)}
             request, files = json.dumps(asked).encode(), [stdout.fileno(), stdout.fileno(), *pass_fds]
@@ -120,7 +120,7 @@ class WarmProcess:
         self._ready, self._environment = False, _shared(os.environ | THREADS)
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._line.setblocking(False)
-        with theirs, contextlib.suppress(OSError):  # without it workers are started as ever
+        with theirs, contextlib.suppress(OSError):  # without a fork server workers are spawned
             self._process = subprocess.Popen(
                 [sys.executable, "-m", warm_process.__name__, str(theirs.fileno()), *self._libraries, " " * ROOM],
                 stdin=subprocess.DEVNULL,
@@ -128,7 +128,7 @@ class WarmProcess:
                 stderr=subprocess.DEVNULL,
                 env=os.environ | THREADS | {PARENT: str(os.getpid())},
                 pass_fds=(theirs.fileno(),),
-                start_new_session=True,  # a Ctrl-C at the terminal is for the supervisor
+                start_new_session=True,  # Ctrl-C at the terminal is for the supervisor only
             )
 
     def _begin_anew(self) -> None:
@@ -136,7 +136,7 @@ class WarmProcess:
         self._start()
 
     def _follow_environment(self) -> None:
-        """Begin the process anew if this one's environment has changed since, as where the home directory cannot be written; but once."""
+        """Restart the fork server if this process's environment has changed since, e.g. for a read-only home directory; only once."""
         now = _shared(os.environ | THREADS)
         if self._process is None or now == self._environment:
             return
@@ -148,7 +148,7 @@ class WarmProcess:
         self._give_up(f"the environment changes again and again ({', '.join(sorted(names))})")
 
     async def _warm(self) -> bool:
-        """True if it can fork now. A first worker waits for the imports; one that is restarted does not, as people may wait for it."""
+        """Return True if it can fork now. First starts wait for the imports; restarts do not, since people may be waiting."""
         if not self._ready and self._process is not None:
             try:
                 async with asyncio.timeout(self._patience_s):
@@ -157,9 +157,9 @@ class WarmProcess:
                 if self._patience_s:
                     self._give_up("their imports took too long")
                 return False
-            except OSError:  # it died before it had read its words
+            except OSError:  # it died before it had read its command line
                 said = b""
-            if not said and await asyncio.to_thread(self._process.wait) < 0:  # killed, as where memory is short
+            if not said and await asyncio.to_thread(self._process.wait) < 0:  # killed, e.g. for lack of memory
                 self._patience_s = 0.0
                 self._begin_anew()
                 return False
@@ -171,13 +171,13 @@ class WarmProcess:
 
     def _give_up(self, why: str) -> None:
         self.close()
-        with contextlib.suppress(OSError):  # it may go to a full disk
+        with contextlib.suppress(OSError):  # the output's disk may be full
             self._say(f"workers are started anew, not forked: {why}")
 
     async def _fork(self, request: bytes, files: Sequence[int]) -> ForkedWorker | None:
-        """Have a worker forked. None if there is none: the process has died or is stuck, and another is begun for later workers.
+        """Have a worker forked. Return None if the fork server is dead or stuck; a new one is then started for later workers.
 
-        A forked worker waits for a word before it does anything, so none runs that this process does not know. Raises OSError.
+        A forked worker waits for a go signal, so none runs that this process does not know of. Raises OSError.
         """
         waits, go = os.pipe()
         pid = 0
@@ -189,7 +189,7 @@ class WarmProcess:
             if pid > 0 and not _is_child(pid):
                 self._give_up("the system does not give them to their supervisor")
             elif pid > 0:
-                try:  # first: where no file can be opened this raises, and the worker must not run
+                try:  # before the go signal: if no more files can be opened, the worker must not run
                     worker = ForkedWorker(pid)
                 except OSError:
                     asyncio.get_running_loop().run_in_executor(None, os.waitpid, pid, 0)  # it ends once `go` is closed
@@ -201,11 +201,11 @@ class WarmProcess:
             os.close(go)
             _adopt(False)
             if pid == 0:
-                self._begin_anew()  # also after a cancellation: a reply is on its way that nobody would expect
+                self._begin_anew()  # also after a cancellation, since the reply to this request would be taken for the next one's
         return None
 
     async def _ask(self, request: bytes, files: Sequence[int]) -> int:
-        """Returns the worker's pid, -1 if the system has no room for it, or 0 if no reply came."""
+        """Request a fork. Return the worker's pid, -1 if the system has no room for a process, or 0 if no reply came."""
         try:
             socket.send_fds(self._line, [request], list(files))
             async with asyncio.timeout(_FORK_S):
@@ -215,7 +215,7 @@ class WarmProcess:
 
 
 class ForkedWorker:
-    """A forked worker, with what its supervisor uses of asyncio's processes. `returncode` is None while it runs."""
+    """A forked worker as a `Child`. `returncode` is None while it runs."""
 
     def __init__(self, pid: int) -> None:
         self.pid, self.returncode = pid, None
@@ -243,12 +243,12 @@ class ForkedWorker:
 
 
 def _shared(environment: Mapping[str, str]) -> dict[str, str]:
-    """What imports may read of an environment, which must be the same for a fork."""
+    """Return the part of an environment that imports may read. It must be the same in a forked worker."""
     return {name: value for name, value in environment.items() if name not in OWN}
 
 
 def _adopt(orphans: bool) -> None:
-    """Have the kernel give this process the orphans among its descendants, or no longer. Raises OSError."""
+    """Make this process the reaper of its orphaned descendants (PR_SET_CHILD_SUBREAPER), or stop that. Raises OSError."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, int(orphans), 0, 0, 0):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 

@@ -1,4 +1,4 @@
-"""The page of a run in its gateway: its routes and an operator's actions. Also one look at the same facts from the command line."""
+"""The run's page in the gateway: its routes and the operator's actions. Also the same facts for the command line."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from ostinato.web.page.app import Pages
 from ostinato.web.page.operator_actions import PlaygroundAnswer
 from ostinato.weights.version.content import version_ref
 
-if TYPE_CHECKING:  # a gateway imports it once it answers
+if TYPE_CHECKING:  # a gateway imports it only once it serves
     import aiohttp
 
 # ---------------------------------------------------------------- operator actions
@@ -44,7 +44,9 @@ _TIMEOUT_S = 120.0
 
 
 class RunActs:
-    """Acts on one run, as the commands of these names do. Release actions run one at a time: of two people the second gets Conflict."""
+    """The operator's actions on one run, like the commands of the same names. Release actions run one at a time: of two people who act on
+    the same live version, the second gets Conflict.
+    """
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -79,7 +81,7 @@ class RunActs:
         return f"{row.name} ended; it is not raised again for a finding of this size"
 
     async def ask(self, messages: Sequence[Mapping[str, str]], arms: Sequence[str]) -> tuple[PlaygroundAnswer, ...]:
-        """Ask through the gateway with the run's own key. These turns belong to nobody, and nothing is learned from them."""
+        """Ask each arm through the gateway with the run's own key. These turns belong to nobody and are not learned from."""
         async with self._session() as session:
             return tuple(await asyncio.gather(*(self._answer(session, messages, arm) for arm in arms)))
 
@@ -91,10 +93,10 @@ class RunActs:
             found = await self._post(session, "/v1/feedback", event, {})
         return str(found.get("status", found))
 
-    # ------------------------------------------------------------ inside
+    # ------------------------------------------------------------ private
 
     async def _releases(self, expected_live: str) -> tuple[ReleaseController, PolicyVersion]:
-        """A controller for release actions by hand, and the expected live version. Raises Conflict if another one is live."""
+        """Return a controller for manual release actions and the live version. Raises Conflict if that is not the expected one."""
         releases = open_releases(self._run)
         live = (await releases.ledger.refresh()).live
         if live is None or live.hash != expected_live:
@@ -158,7 +160,7 @@ class RunActs:
 
 
 class RunPage:
-    """The page in the serving worker: its routes, the task that keeps its index up to date, and its closing."""
+    """The page in the serving worker: its routes and the task that keeps its index up to date."""
 
     def __init__(self, run: Run, log: RowLog, audit: Audit, branches: BranchReader) -> None:
         self._run, self._log, self._audit, self._branches = run, log, audit, branches
@@ -167,7 +169,7 @@ class RunPage:
         self._closing = contextlib.ExitStack()
 
     def routes(self, renderer: Renderer) -> Page:
-        """The routes for a gateway with this renderer. Call it once."""
+        """Return the routes for a gateway with this renderer. Call it once."""
         run, log, pieces = self._run, self._log, renderer.token_bytes
         facts = self._facts = RunFacts(run, log, pieces, branches=self._branches)
         self._closing.callback(facts.close)
@@ -178,7 +180,7 @@ class RunPage:
         return self._pages.routes
 
     async def keep(self, stopping: asyncio.Event) -> None:
-        """Keep the index up to date with the log until cancelled. When `stopping` is set, end the viewers' streams and go on."""
+        """Keep the index up to date with the log until cancelled. When `stopping` is set, end the viewers' streams but go on."""
         assert self._facts is not None
         assert self._pages is not None
         keeping = asyncio.create_task(self._facts.feed.keep())
@@ -199,23 +201,23 @@ class RunPage:
 
 @contextlib.contextmanager
 def open_page(run: Run, audit: Audit, branches: BranchReader) -> Generator[RunPage]:
-    """The page of a run, with a log connection of its own. `audit` receives what is done on it."""
+    """Open a run's page with its own log connection. `audit` receives the actions on it."""
     with open_log(run.config) as log, contextlib.closing(RunPage(run, log, audit, branches)) as page:
         yield page
 
 
-# ---------------------------------------------------------------- one look from the command line
+# ---------------------------------------------------------------- facts for the command line
 
 
 PATIENCE_S = 60.0
-"""How long one question may take for somebody who waits at a terminal."""
+"""Timeout of one question that is asked from a terminal."""
 
 
 @contextlib.asynccontextmanager
 async def looking(run: Run, *, turns_s: float = math.inf) -> AsyncGenerator[RunFacts]:
-    """A run's facts: all decisions, and as many turns, the newest first, as can be read in `turns_s` seconds.
+    """Open a run's facts: all decisions, and as many turns, newest first, as can be read in `turns_s` seconds.
 
-    Only the gateway writes the page's index. This look copies it and reads into the copy the rows that it lacks.
+    Only the gateway may write the page's index, so the missing rows are read into a temporary copy.
     """
     with tempfile.TemporaryDirectory(prefix="ostinato-") as folder, open_log(run.config) as log:
         index = Path(folder) / INDEX
@@ -230,7 +232,7 @@ async def looking(run: Run, *, turns_s: float = math.inf) -> AsyncGenerator[RunF
 
 
 def copy(index: Path, to: Path) -> None:
-    """Copy the index as of one moment. If it is missing or unreadable there is no copy, and it is rebuilt from the log."""
+    """Copy a consistent snapshot of the index. A missing or unreadable one is not copied; it is then rebuilt from the log."""
     if not index.exists():
         return
     try:
@@ -244,7 +246,7 @@ def copy(index: Path, to: Path) -> None:
 
 
 class Spelling:
-    """The bytes of a token, by the tokenizer of the run's model, which is loaded on first use. b"" for all if it cannot be loaded."""
+    """Maps a token id to its bytes, with the tokenizer of the run's model, loaded on first use. Always b"" if it cannot be loaded."""
 
     def __init__(self, config: Config) -> None:
         self._config = config

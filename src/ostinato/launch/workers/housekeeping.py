@@ -1,8 +1,7 @@
-"""The housekeeping worker: bounds the run's disk use while it goes on, and saves the summary that `ostinato status` starts from.
+"""The housekeeping worker: bounds the run's disk use and saves the summary from which `ostinato status` starts.
 
-Each round deletes the versions that nothing needs, drops rows of the log past their retention and removes partial files that
-killed writers left. A chore that fails is retried in the next round; the others go on. The worker may be killed at
-any instant.
+Each round garbage-collects the weight store, drops rows of the log past their retention and removes partial files of killed writers.
+A chore that fails is retried in the next round and does not stop the others. The worker may be killed at any instant.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ logger = logging.getLogger(__name__)
 SUMMARY_S = 20.0
 """Seconds between two saves of the summary."""
 LEFT_S = 3600.0
-"""A partial file that is older than this, in seconds, was left by a writer that was killed."""
+"""Age in seconds beyond which a partial file must be the leftover of a killed writer."""
 
 
 async def housekeeping(config: Config, life: Life) -> None:
@@ -48,7 +47,7 @@ async def housekeeping(config: Config, life: Life) -> None:
 
 
 async def _tidy_here(config: Config) -> None:
-    """Tidy this machine's disk until cancelled, even while another machine's worker has the role and does the rest."""
+    """Remove leftovers from this machine's disk until cancelled, even while a worker on another machine has the role."""
     while True:
         with contextlib.suppress(OSError):  # tried again in the next round
             remove_leftovers(home(config).root, wall_clock() - LEFT_S)
@@ -56,7 +55,7 @@ async def _tidy_here(config: Config) -> None:
 
 
 async def _work(run: Run, life: Life) -> None:
-    life.pulse.begin("waiting for version 0")  # another worker does this, with a time limit of its own
+    life.pulse.begin("waiting for version 0")  # another worker makes it, with its own time limit
     await prepared(run)
     rounds = Rounds(run, life)
     life.pulse.begin("reading the log")
@@ -83,7 +82,7 @@ async def _keep(run: Run, seen: summary.Summary) -> str:
 
 
 class Rounds:
-    """A run's rounds of chores. What a chore did goes to the progress lines; a failed chore is the worker's `trouble` until it succeeds."""
+    """The chores of a run. Their reports go to the progress file; a failed chore is the worker's `trouble` until it succeeds."""
 
     def __init__(self, run: Run, life: Life) -> None:
         self._run = run
@@ -107,7 +106,7 @@ class Rounds:
         self._progress.write("tidied", seconds=round(wall_clock() - started, 2), said=said, failing=list(self._failing))
 
     async def attempt(self, name: str, chore: Callable[[], Awaitable[str]]) -> str:
-        """Run a chore and return its report of what it did; "" if it did nothing or failed."""
+        """Run a chore and return its report; "" if it did nothing or failed."""
         try:
             done = await chore()
         except (OstinatoError, OSError) as error:
@@ -139,7 +138,7 @@ class Rounds:
 
 
 def remove_leftovers(root: Path, before: float) -> list[str]:
-    """Remove what killed writers left, if it was last written before the time `before`: partial files, and restorations of the log.
+    """Remove killed writers' partial files and unfinished restorations of the log that were last written before the time `before`.
 
     Returns their names. Raises OSError.
     """
@@ -147,7 +146,7 @@ def remove_leftovers(root: Path, before: float) -> list[str]:
     for folder in (root, *(root / name for name in ("logs", "folds", "checkpoints", "erasure"))):
         for path in folder.glob("*.*"):
             half = path.suffix == ".partial" or (folder.name == "folds" and path.suffix[1:].isdecimal())
-            with contextlib.suppress(FileNotFoundError):  # its writer has just given it its name
+            with contextlib.suppress(FileNotFoundError):  # its writer has just renamed it
                 if half and path.is_file() and path.stat().st_mtime < before:
                     path.unlink()
                     gone.append(path.name)

@@ -1,4 +1,4 @@
-"""The release worker: judges candidates, ships or blocks them, and guards the live version."""
+"""The release worker: evaluates candidates, ships or blocks them, and guards the live version."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 async def release(config: Config, life: Life) -> None:
-    """Judge candidates until told to stop. Without a suite nothing ships by itself, but the live version is guarded all the same.
+    """Evaluate candidates until told to stop. Without a suite nothing ships by itself, but the live version is still guarded.
 
     Raises what `act` raises, and BadConfig for a suite that cannot be graded.
     """
@@ -36,7 +36,7 @@ async def _judge(run: Run, life: Life) -> None:
     life.starting(config)("looking at the suite")
     evaluation.check_learner(config)
     suite = await unless(life.stopping, evaluation.check_suite(config)) if config.evaluate.suite else None
-    life.pulse.begin("waiting for version 0")  # another worker does this, with a time limit of its own
+    life.pulse.begin("waiting for version 0")  # another worker makes it, with its own time limit
     await unless(life.stopping, prepared(run))
     await evaluation.note_suite(run)
     await evaluation.note_hearing(run)
@@ -57,7 +57,7 @@ async def _judge(run: Run, life: Life) -> None:
         return [controller.trouble, monitors.trouble, copying.trouble if copying else None]
 
     life.pulse.trouble = lambda: "; ".join(dict.fromkeys(filter(None, troubles()))) or None
-    await monitors.refresh()  # an alarm that is already raised must pause the first step
+    await monitors.refresh()  # an alarm from before this start must pause the first step
     progress = Progress(run.home.progress("release"), kept_bytes(config))
     beside = [asyncio.create_task(tell_pace(run, controller, suite, progress))]
     if copying is not None:
@@ -73,8 +73,8 @@ async def _judge(run: Run, life: Life) -> None:
 
 
 async def tell_pace(run: Run, controller: ReleaseController, suite: Suite | None, progress: Progress) -> None:
-    """Write a progress line every `_PACE_S` seconds on how many releases the traffic can carry, and after new verdicts note in the log
-    what the suite resolves. Until cancelled.
+    """Until cancelled, write a progress line every `_PACE_S` seconds on how many releases the traffic can support, and after new verdicts
+    record the suite's resolution in the log.
     """
     judged = 0
     while True:

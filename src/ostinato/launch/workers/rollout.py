@@ -1,4 +1,4 @@
-"""The rollout worker: runs the newest weights in simulated worlds, for the trainer to learn from."""
+"""The rollout worker: runs the newest weights on the tasks of simulated worlds, so that the trainer can learn from them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ logger = logging.getLogger(__name__)
 
 
 async def rollout(config: Config, life: Life) -> None:
-    """Make rollouts until told to stop, for this run or, through its door, for a run on another machine.
+    """Make rollouts until told to stop: for this run, or with `worlds.connect.url` for a run on another machine.
 
-    If this run has a door, workers of other machines are let in. Raises BadConfig for a taskset or certificates that cannot be used,
-    Conflict if another worker already makes these rollouts.
+    With `worlds.door` also accept the rollout workers of other machines. Raises BadConfig for an unusable taskset or certificate, Conflict
+    if another worker already makes these rollouts.
     """
     with hold(home(config).root, "rollout"):
         if config.worlds.connect.url:
@@ -59,7 +59,7 @@ async def rollout(config: Config, life: Life) -> None:
 
 
 async def _work_afar(config: Config, life: Life) -> None:
-    """Make rollouts here for a run elsewhere, which sees only tokens and verdicts of this machine."""
+    """Make rollouts on this machine for a run on another one, which receives only tokens and verdicts."""
     tasks = await _read_tasks(config, life)
     life.pulse.begin("waiting for the door")
 
@@ -111,7 +111,7 @@ async def _run(rollouts: Rollouts, life: Life) -> None:
 
 
 async def _tell(rollouts: Rollouts, life: Life, log: Log | None, watch: CheatWatch) -> None:
-    """Report the current activity and, if there is a log here, the alarm about cheats, whenever they change. Until cancelled."""
+    """Until cancelled, report the current activity and, if there is a log, the alarm about cheats, whenever they change."""
     shown, raised = "", None
     while True:
         if log is not None and watch.raised is not raised:

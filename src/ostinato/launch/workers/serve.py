@@ -52,26 +52,26 @@ from ostinato.status.branches import BranchReader
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
-_SPREAD_S = 20.0  # between two looks at how people's dials differ
-_REPEATED = 3  # looks after which it is said again that bases are not used: readers see a file's newest lines only
+_SPREAD_S = 20.0  # between two checks of how people's dials differ
+_REPEATED = 3  # checks after which the refused bases are recorded again: readers see only a file's newest lines
 READER_ALARM = "serve:reader"
-"""The name of the alarm that stands while the process that reads long requests fails."""
+"""The alarm that is raised while the process that reads long requests fails."""
 ALARM = "weights:{ref}"
-"""The name of the alarm that stands while the version of a ref cannot be loaded."""
+"""The alarm that is raised while a ref's version cannot be loaded."""
 
 
 def _is_of_others(alarm: str, refs: Sequence[str]) -> bool:
-    """Whether an alarm is about the version of a ref that is not among these."""
+    """Return True if the alarm is about a ref other than these."""
     return alarm.startswith(ALARM.format(ref="")) and alarm not in {ALARM.format(ref=ref) for ref in refs}
 
 
 class WeightLoader:
-    """Loads whatever the refs point to, now and whenever they move.
+    """Loads the versions that the refs point to, at the start and whenever a ref moves.
 
     Args:
         serving: the engine and the follower.
-        log: gets an alarm for each ref whose version cannot be loaded.
-        progress: is told of each swap.
+        log: receives an alarm for each ref whose version cannot be loaded.
+        progress: receives a line for each swap.
         on_live: called when the live weights can be served for the first time.
     """
 
@@ -82,11 +82,11 @@ class WeightLoader:
         self._told: dict[str, str | None] = {}
 
     def trouble(self) -> str | None:
-        """What cannot be loaded and why; None if all is well."""
+        """Return which refs cannot be loaded and why; None if all can."""
         return "; ".join(f"{ref} cannot be loaded: {why}" for ref, why in [*self._failing.items()]) or None
 
     async def run(self, refs: Sequence[str]) -> None:
-        """Follow the refs until cancelled. Raises BadWeights if nothing is served and the live version can never be."""
+        """Follow the refs until cancelled. Raises BadWeights if live was never loaded and its version never can be."""
         telling = asyncio.create_task(self._tell(refs))
         try:
             await self._serving.follower.watch(
@@ -97,7 +97,7 @@ class WeightLoader:
 
     async def _load(self, slot: str, snapshot: Snapshot) -> None:
         swap = await self._serving.engine.load(slot, snapshot)
-        if not self._loaded:  # the first weights: no request was answered yet
+        if not self._loaded:  # the first weights; no request has been answered yet
             settle()
         if slot == Arm.LIVE and slot not in self._loaded:
             self._on_live()
@@ -113,12 +113,12 @@ class WeightLoader:
         self._failing[ref] = str(error)
 
     def _recovered(self, ref: str) -> None:
-        """A store that could not be read for a while may have nothing new to load."""
+        """Clear a ref's failure when the store is readable again, even if it has nothing new to load."""
         self._failing.pop(ref, None)
 
     async def _tell(self, refs: Sequence[str]) -> None:
-        """Raise and clear the alarms, once also those about refs that an earlier start followed. A log that cannot be read or
-        written for a while is tried again.
+        """Raise and clear the alarms until cancelled. First clear those about refs that an earlier process followed. Calls to a log that
+        is unavailable are retried.
         """
         left: set[str] | None = None
         while True:
@@ -148,12 +148,12 @@ class WeightLoader:
 # ---------------------------------------------------------------- open files
 
 
-_MOST = 65_536  # some systems set no limit, but open files take memory all the same
-_SHARE = 0.8  # the rest is for the log, the weights and whatever the engine opens
+_MOST = 65_536  # even where the system sets no limit, since open files take memory
+_SHARE = 0.8  # the rest is for the log, the weights and the engine
 
 
 def room_for_connections() -> int:
-    """Raise this process's limit of open files as far as allowed; returns how many of them can be connections."""
+    """Raise this process's limit of open files as far as allowed. Return how many of them may be connections."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (_MOST if limit == resource.RLIM_INFINITY else limit for limit in limits)
     wanted = min(hard, _MOST)
@@ -167,11 +167,11 @@ def room_for_connections() -> int:
 # ---------------------------------------------------------------- the worker
 
 
-_CLOSE_S = 5.0  # how long the engine may take to close: it may hang
+_CLOSE_S = 5.0  # an engine that hangs is not waited for any longer
 
 
 class EngineDied(OstinatoError):
-    """The engine died or hangs. This is the worker's own failure, and only a new process gets a new engine."""
+    """The engine died or hangs. The worker must be restarted: only a new process gets a new engine."""
 
     code = "engine_failed"
 
@@ -179,8 +179,8 @@ class EngineDied(OstinatoError):
 async def serve(config: Config, life: Life) -> None:
     """Serve until told to stop. The address is bound before the model is loaded.
 
-    Raises BadConfig for an open address without keys or an address that is taken, Conflict if the run is served already, BadWeights if
-    the live version can never be loaded and nothing else is served, EngineDied if the engine died or hangs.
+    Raises BadConfig for a public address without keys or an address in use, Conflict if the run is already served, BadWeights if the live
+    version can never be loaded and was not before, EngineDied if the engine died or hangs.
     """
     keep_heaps_small()
     check_bind(config.listen.host, client_keys(config.serve.api_keys, config.serve.api_keys_file))
@@ -201,8 +201,8 @@ async def serve(config: Config, life: Life) -> None:
 
 
 async def _prepared(run: Run, say: Callable[[str], None]) -> Path:
-    """As `prepare`. While the weight store is away or refuses us, a gateway that has served before and has a cache needs only the model's
-    files: what it served last comes from the cache.
+    """As `prepare`. If the weight store is unavailable or rejects our credentials, a gateway that has served before and has a cache starts
+    with the version that it served last, from the cache, and needs only the model's files.
     """
     try:
         return await prepare(run, say)
@@ -215,7 +215,7 @@ async def _prepared(run: Run, say: Callable[[str], None]) -> Path:
 
 
 class Saying:
-    """Says where the gateway answers, and from when on with weights."""
+    """Reports the gateway's URL and readiness: to the address file, the heartbeat and the log file."""
 
     def __init__(self, life: Life, address: Path) -> None:
         self._life, self._address = life, address
@@ -223,14 +223,14 @@ class Saying:
         self.loaded = asyncio.Event()
 
     def answering(self, url: str) -> None:
-        """The gateway answers at this URL."""
+        """Report that the gateway accepts connections at this URL."""
         write_address(self._address, url)
         self._url = url
         self._life.pulse.ready = True
         self._say()
 
     def live(self) -> None:
-        """The live weights are loaded."""
+        """Report that the live weights are loaded."""
         self._live = True
         self.loaded.set()
         self._say()
@@ -251,7 +251,7 @@ async def _run(
     progress: Progress,
     branches: BranchReader,
 ) -> None:
-    take_short_turns()  # while it loads nobody waits, and threads that give way more often only take longer
+    take_short_turns()  # not before: while the model loads, nobody waits for an answer, and frequent thread switches only cost time
     engine, address = serving.engine, run.home.address
     contract = engine.contract()
     if contract is not None:
@@ -305,7 +305,7 @@ async def _run(
 
 
 LATER = ("aiohttp",)
-"""What only people's actions on the page need: it is imported once calls are answered, and before anybody acts."""
+"""Modules that only actions on the page need. They are imported once the gateway answers, so that the start is faster."""
 
 
 async def import_later(loaded: asyncio.Event) -> None:
@@ -316,12 +316,12 @@ async def import_later(loaded: asyncio.Event) -> None:
 
 
 async def tell_reader(reader: RequestReader, log: Log) -> None:
-    """Raise an alarm when the process that reads long requests fails, and clear it once it has answered again, until cancelled."""
-    told, standing = 0, True  # perhaps, from an earlier process
+    """Until cancelled, raise an alarm when the process that reads long requests fails, and clear it once it answers again."""
+    told, standing = 0, True  # an earlier process may have raised it
     while True:
         failures, why = reader.failures, reader.trouble
         if failures > told or (standing and reader.answers and not why):
-            with contextlib.suppress(OstinatoError):  # it is tried again
+            with contextlib.suppress(OstinatoError):  # retried
                 raised = failures > told
                 said = (why or "it ended") if raised else "long requests are read in a process of their own"
                 await note(log, READER_ALARM, raised=raised, why=said, at=wall_clock())
@@ -330,11 +330,11 @@ async def tell_reader(reader: RequestReader, log: Log) -> None:
 
 
 async def follow_trial(ledger: ReleaseLedger, gateway: GatewayApp, verified: float) -> None:
-    """Assign users to releases as the ledger says, a share `verified` of them to the verified release, now and at every change, until
-    cancelled.
+    """Until cancelled, assign users to releases as the ledger says at every change, a share `verified` of them to the verified
+    release.
     """
     while True:
-        with contextlib.suppress(OstinatoError):  # a log that cannot be read for a while changes no share
+        with contextlib.suppress(OstinatoError):  # the shares stay as they are while the log is unavailable
             gateway.deal((await ledger.refresh()).dealt(verified))
         await asyncio.sleep(_LOOK_S)
 
@@ -347,8 +347,8 @@ def _learning_of(run: Run) -> LearningNumbers:
 
 
 async def tell_dials(adaptation: DialAdaptation, progress: Progress) -> None:
-    """Record how people's dials differ, and which bases are not used, whenever that has changed, until cancelled. The latter, if there are
-    any, are recorded every minute.
+    """Until cancelled, record the spread of people's dials and the refused bases whenever they change. Refused bases are also recorded
+    every minute.
     """
     told, refused = None, None
     for look in itertools.count():
@@ -356,7 +356,7 @@ async def tell_dials(adaptation: DialAdaptation, progress: Progress) -> None:
         if [*adaptation.refused] != refused or (refused and look % _REPEATED == 0):
             refused = [*adaptation.refused]
             progress.bases(refused)
-        with contextlib.suppress(OstinatoError):  # keys or states that cannot be read for a while stop nothing
+        with contextlib.suppress(OstinatoError):  # keys or states are unavailable; retried
             found = await adaptation.spread()
             if found is not None and found != told:
                 progress.dials(found)
@@ -364,12 +364,12 @@ async def tell_dials(adaptation: DialAdaptation, progress: Progress) -> None:
 
 
 def _longest_s(config: Config) -> float:
-    """How long the engine may be without progress. vLLM's servers are set aside by the engine itself."""
+    """Return how long the engine may make no progress. No limit for vLLM: that engine itself sets hanging servers aside."""
     return math.inf if config.engine.kind == "vllm" else config.supervise.engine_s
 
 
 async def attend(engine: Engine, longest_s: float) -> None:
-    """Watch the engine until cancelled. Raises EngineDied once it is dead, or has work but has ended no step or order for `longest_s`."""
+    """Watch the engine until cancelled. Raises EngineDied once it is dead, or has work but finished no step or command for `longest_s`."""
     loop = asyncio.get_running_loop()
     done, since = -1.0, loop.time()
     while True:
@@ -384,4 +384,6 @@ async def attend(engine: Engine, longest_s: float) -> None:
         if now - since > longest_s:
             raise EngineDied(f"the engine has finished no step or command for {now - since:.0f} s, with work waiting")
         await asyncio.sleep(_LOOK_S)
-        since += max(0.0, loop.time() - now - 2 * _LOOK_S)  # while this process stood still, so did the engine
+        since += max(
+            0.0, loop.time() - now - 2 * _LOOK_S
+        )  # time in which this whole process was suspended does not count

@@ -1,4 +1,4 @@
-"""The training worker: rewards, credit, optimizer steps, publication; repeats what a killed worker had begun, if it can be repeated."""
+"""The training worker: rewards, credit assignment, optimizer steps, publication. After a crash it repeats the recorded steps, if it can."""
 
 from __future__ import annotations
 
@@ -41,19 +41,20 @@ from ostinato.weights.version.content import version_ref
 
 logger = logging.getLogger(__name__)
 
-# a worker must end within `supervise.stop_s`; so many of these seconds are kept for what follows the clean-up
+# a worker must end within `supervise.stop_s`; these seconds of it are reserved for what follows the clean-up
 _LEAVING_S = 3.0
 _LEAST_CLEANING_S = 1.0
 
-# why recorded steps are not repeated
+# reasons why recorded steps are not repeated
 _ERASED = "has turns that were erased"
 _ANOTHER = "gives other weights than were published with its number (the settings in `train`, the version or the machine have changed)"
 
 
 class ReportingTrainer:
-    """Wraps the loop's `Trainer` and reports to the pulse when it takes a step.
+    """A `Trainer` that reports each step to the heartbeat.
 
-    A step of up to `most` tokens may take `longest_s` seconds, a longer one in proportion: a group of rollouts may be longer than a batch.
+    A step of up to `most` tokens may take `longest_s` seconds, a larger one proportionally more: a group of rollouts may have more tokens
+    than a batch.
     """
 
     def __init__(self, inner: Trainer, pulse: Heartbeat, longest_s: float, most: int) -> None:
@@ -66,9 +67,9 @@ class ReportingTrainer:
 
 
 class TrainWorker:
-    """Learns, stores versions and writes checkpoints; goes back to the live version when every newer version was refused.
+    """Takes optimizer steps, publishes versions and writes checkpoints; goes back to the live version when every newer one was refused.
 
-    `parts` holds the components that it was built from.
+    `parts` are its components.
     """
 
     def __init__(self, run: Run, learning: Learning, progress: Progress, pulse: Heartbeat) -> None:
@@ -82,8 +83,8 @@ class TrainWorker:
         self._erasure = BranchErasure(run, learning, self._begin_at) if branch else ErasureReplay(run, learning)
         self._unerased = ""
         self._rows = TenantRows(run) if branch else None
-        self._seen: PolicyVersion | None = None  # live, as a branch's training last looked at it
-        # how far `_last_base` read, and what it found
+        self._seen: PolicyVersion | None = None  # the live version that `_rebase` last checked
+        # how far `_last_base` has read the log, and its result
         self._based: tuple[Cursor, Batch | None, bool] = (0, None, False)
         pulse.trouble = lambda: (
             learning.stored.trouble
@@ -97,8 +98,10 @@ class TrainWorker:
         self._what = {"people": turns, "worlds": groups, "both": f"{turns} or {groups}"}[self._settings.source]
 
     async def resume(self) -> None:
-        """Load the last checkpoint and repeat the recorded steps after it, with the recorded credits. A replay without forgotten people
-        that was begun or is asked for comes first. Raises BadConfig if the checkpoint is newer than the log.
+        """Load the last checkpoint and repeat the recorded steps after it with the recorded advantages.
+
+        A replay without forgotten people that was begun or requested comes first. Raises BadConfig if the checkpoint is newer than the
+        log.
         """
         parts = self.parts
         if await self._erase(fresh=True):
@@ -130,7 +133,7 @@ class TrainWorker:
             await self._settle()
 
     def _refuse_older_log(self) -> None:
-        """Raise BadConfig if the checkpoint holds steps that are not in the log: its next batches would be trained under other numbers."""
+        """Raise BadConfig if the checkpoint holds steps that are not in the log: the next batches would get other step numbers."""
         taken, last = self.parts.trainer.step_count, self.parts.desk.last_step
         if taken > last:
             raise BadConfig(
@@ -139,8 +142,9 @@ class TrainWorker:
             )
 
     async def _is_another(self, learned: Learned) -> bool:
-        """True if a version with other weights was published under a repeated step's number, after the version that it is repeated after.
-        Not asked where torch's kernels compute, which may give other bits each time.
+        """Return True if a repeated step gave other weights than the version that was published with its number and the same parent.
+
+        Always False with torch's kernels, whose results may differ bit by bit each time.
         """
         candidates, store, number = self.parts.candidates, self._run.store, learned.policy_number
         if trainer_backend(self._run.config).kernels == "torch" or await candidates.known(learned):
@@ -152,16 +156,16 @@ class TrainWorker:
         return before in [await parent_of(store, each) for each in versions]
 
     async def _leave_recorded(self, step: int, why: str) -> None:
-        """Go on from the newest stored version: recorded step `step` cannot be repeated, since some of its turns were erased since, or the
-        settings of training have changed.
+        """Skip the recorded steps from `step` on and continue from the newest stored version.
 
-        It would give other weights under a number that was published. The steps from there on are only counted, and a batch
-        without turns in the log says from which version training went on. A checkpoint follows at once, so that this is decided once.
+        Step `step` cannot be repeated, since some of its turns were erased or the training settings have changed: it would give other
+        weights under a number that was published. The skipped steps are only counted. A batch without turns in the log records from which
+        version training continued. A checkpoint follows at once, so that this is decided only once.
         """
         parts, last = self.parts, self.parts.desk.last_step
         await self._settle()
         row = await parts.desk.last_batch()
-        if row.turns:  # otherwise a killed trainer decided the same
+        if row.turns:  # otherwise a trainer that was then killed has already recorded this decision
             base = next(reversed(await versions_between(self._run.store, 0, last, self._run.name)), None)
             await parts.releases.refresh()
             live = await parts.released.refresh()
@@ -175,7 +179,7 @@ class TrainWorker:
         await self._restart_at(row)
 
     async def _restart_at(self, row: Batch) -> None:
-        """Go on from the weights of a recorded step without turns; those before it are only counted. A checkpoint follows at once."""
+        """Continue from the base of a recorded step without turns. Earlier steps are only counted. A checkpoint follows at once."""
         parts = self.parts
         while parts.trainer.step_count < row.step - 1:
             await asyncio.to_thread(parts.trainer.skip_step)
@@ -185,13 +189,13 @@ class TrainWorker:
         await self._checkpoint()
 
     async def _resume_branch(self) -> None:
-        """Let a branch's training begin at the version that the branch began with, or where it was last begun anew."""
+        """Start a branch's training from the version that the branch began with, or from where it was last begun anew."""
         await self.parts.desk.catch_up()
         last, _ = await self._last_base()
         if last is None:
             await self._begin_at(self.parts.released.live)
         elif not last.turns and last.step > self.parts.trainer.step_count:
-            # a killed trainer wrote it and no checkpoint
+            # a trainer recorded it and was killed before its checkpoint
             await self._restart_branch(last)
         taken = self.parts.trainer.step_count
         async for row in rows_of(self._run.log, Batch):
@@ -200,23 +204,23 @@ class TrainWorker:
                 break
 
     async def _is_whole(self, row: Batch) -> bool:
-        """False if turns of it are gone: the rows of a branch that was not trained for a while are dropped by age alone."""
+        """Return False if turns of the step are gone: retention drops rows by age, even those that a paused branch has not trained on."""
         return len(await self._run.log.places(Turn, [(turn,) for turn in row.turns])) == len(set(row.turns))
 
     async def _begin_at(self, base: PolicyVersion) -> None:
-        """Go on from a version of another line, under numbers above its own."""
+        """Continue from a version of another lineage, with step numbers above its own."""
         last = max(self.parts.trainer.step_count, self.parts.desk.last_step, base.number)
         logger.info("the branch's training begins at %s", base)
         await self._restart_branch(await self.parts.desk.restart(last + 1, base, base))
 
     async def _restart_branch(self, row: Batch) -> None:
-        """As `_restart_at`. Where that is a version of another line, the branch begins there, before a checkpoint says so."""
+        """As `_restart_at`. If the base is of another lineage, begin the branch there, before the checkpoint is written."""
         if row.base is not None and await run_of(self._run.store, row.base) != self._run.name:
             await begin_anew(self._run, row.base)
         await self._restart_at(row)
 
     async def _last_base(self) -> tuple[Batch | None, bool]:
-        """The newest recorded step that says what training goes on from, and whether the branch was told to begin anew after it."""
+        """Return the newest recorded step that names a base, and whether the branch was told to begin anew after it."""
         async for cursor, row in self._run.log.read(self._based[0], {Batch, ReleaseEvent}):
             _, found, anew = self._based
             if isinstance(row, Batch) and row.base is not None:
@@ -226,7 +230,7 @@ class TrainWorker:
         return self._based[1:]
 
     async def _rebase(self, live: PolicyVersion) -> None:
-        """Begin anew at the version that answers the tenant, if a person shipped one there that its line does not hold."""
+        """Restart the branch's training at the tenant's live version if somebody shipped one of another lineage there."""
         if self._seen == live:
             return
         (last, anew), run = await self._last_base(), await run_of(self._run.store, live)
@@ -236,9 +240,9 @@ class TrainWorker:
         self._seen = live
 
     async def _erase(self, *, fresh: bool) -> bool:
-        """Train again without forgotten people, if that is due; True if training goes on from what came out.
+        """Repeat the training without forgotten people, if that is due. Return True if training continues from the result.
 
-        If it cannot be done, that is the worker's trouble until it starts again, and training goes on as it would have.
+        A replay that fails is the worker's `trouble` until its next start, and training continues as before.
         """
         if self._unerased:
             return False
@@ -251,7 +255,7 @@ class TrainWorker:
             self._unerased = f"the training is not repeated without forgotten people: {error}"
             logger.error("%s", self._unerased)
             if fresh and self.parts.trainer.step_count and not newest_step(self._run.home.checkpoints):
-                raise  # there is no state to go on from but what the replay has changed
+                raise  # the only state to continue from is the one that the replay has changed
         if not fresh:
             await self.resume()
         return False
@@ -260,14 +264,14 @@ class TrainWorker:
         self._pulse.begin(what, self._longest_s if limited else None)
 
     async def _present(self) -> PolicyVersion | None:
-        """The stored version whose weights the trainer has at present, or None."""
+        """Return the stored version that has the trainer's current weights, or None."""
         return await self.parts.candidates.known(await asyncio.to_thread(self.parts.trainer.present))
 
     async def learn(self) -> None:
-        """Take a step if the trainer may go on and there is a batch, then write a checkpoint if one is due.
+        """Take a step if the trainer may continue and a batch is ready, then write a checkpoint if one is due.
 
-        The step is stored during the next. Every call checks which version is live instead of just waiting for turns: after a rollback the
-        turns that come in would be too old for ever.
+        The step is stored during the next one. Every call checks which version is live, since after a rollback every new turn would be
+        too stale.
         """
         parts = self.parts
         await self._checkpoint_if_wanted()
@@ -290,7 +294,7 @@ class TrainWorker:
                 await self._checkpoint()
 
     async def _checkpoint(self) -> None:
-        """Write a checkpoint, once all steps so far are stored: steps before a checkpoint are never published again."""
+        """Write a checkpoint once all steps so far are stored: steps before a checkpoint are never repeated, hence not published later."""
         parts, place = self.parts, self._run.home.checkpoints
         with self._pulse.during(f"writing the checkpoint of step {parts.trainer.step_count}", self._longest_s):
             await parts.stored.settle()
@@ -303,7 +307,9 @@ class TrainWorker:
         await parts.desk.save()
 
     async def _checkpoint_if_wanted(self) -> None:
-        """Write the checkpoint that `ostinato forget` waits for. If the disk has no room, whoever waits sees that there is none."""
+        """Write the checkpoint that `ostinato forget` waits for. On a full disk only remove the request; the waiting command then sees
+        that there is no new checkpoint.
+        """
         wanted = self._run.home.checkpoint_wanted
         if not wanted.exists():
             return
@@ -316,7 +322,7 @@ class TrainWorker:
 
     @contextlib.contextmanager
     def _refusals(self) -> Generator[None]:
-        """Log a batch that was refused for no signal or bad weights, so that it is not skipped in silence."""
+        """Suppress NoSignal and BadWeights, and record them as a refused batch."""
         try:
             yield
         except (NoSignal, BadWeights) as error:
@@ -325,7 +331,7 @@ class TrainWorker:
             self._progress.write("refused", step=count, why=str(error))
 
     async def finish(self) -> None:
-        """Store what was learned last, even when told to stop, so that the newest version is the last step's. A failure is only logged."""
+        """Publish the last step before the worker ends. A failure is only logged."""
         if self._shared:
             await self._shared.close()
         if self._rows is not None:
@@ -340,7 +346,7 @@ class TrainWorker:
             await self.parts.stored.settle()
 
     async def _leave_harm(self, live: PolicyVersion) -> None:
-        """Start the next step from the live version if the last steps were built on a version that was withdrawn from people."""
+        """Start the next step from the live version if the last steps build on a version that was withdrawn as harmful."""
         parts = self.parts
         await parts.releases.refresh()
         harmful = parts.releases.harmful
@@ -353,10 +359,10 @@ class TrainWorker:
             parts.source.base = live
 
     async def may_learn(self) -> bool:
-        """False while the trainer is as far ahead of the live version as allowed; goes back to that when every newer version was refused.
+        """Return False while the trainer is as far ahead of the live version as allowed.
 
-        A version that was withdrawn from people is not built upon. Before waiting, the newest version is offered even if no candidate is
-        due; otherwise nobody could ever let the trainer go on.
+        Goes back to the live version if every newer one was refused or the training builds on a withdrawn version. Before waiting, the
+        newest version is offered as a candidate even if none is due; otherwise nothing could ever let the trainer continue.
         """
         parts = self.parts
         live = await parts.released.refresh()
@@ -364,11 +370,11 @@ class TrainWorker:
             logger.info("deleted what knew forgotten people: %s", said)
         await self._leave_harm(live)
         if parts.source.base is not None:
-            return True  # the next step is the first from there
+            return True  # the next step starts from that version
         if self._settings.source == "worlds":
             return True  # rollouts follow the newest version, whatever is live
         ahead = parts.desk.lineage.lag(parts.trainer.step_count, live.number)
-        # one step further, and every turn that the live version makes meanwhile would be too old to be learned from
+        # one step further, and every turn of the live version would be too stale to be learned from
         if ahead < min(self._settings.max_lead, max(self._run.config.reward.max_staleness, 1)):
             return True
         await self._settle()
@@ -391,21 +397,23 @@ class TrainWorker:
 async def train(config: Config, life: Life) -> None:
     """Train until told to stop. Raises what `act` raises."""
     if config.train.ranks > 1:
-        return_freed_memory()  # before torch makes its first tensor, for the numerics contract
+        return_freed_memory()  # must precede torch's first tensor, in the contract below
     torch.set_num_threads(config.train.threads)
     cleaning_s = max(_LEAST_CLEANING_S, config.supervise.stop_s - _LEAVING_S)
     await act(config, life, "train", lambda run: unless(life.stopping, _train(run, life), cleaning_s))
 
 
 async def _train(run: Run, life: Life) -> None:
-    """Open the reward functions before the model, so that an error in one is reported before a model is loaded."""
+    """Open the reward functions, then learn. Their errors are reported before the model is loaded."""
     asker, late = asker_of(run.config.reward), late_asker_of(run.config.reward)
     try:
         life.starting(run.config)("loading the reward function")
         await asker.open()
-        if late is not None:  # the desk's own: once it was loaded, its failure is an alarm and not the trainer's end
+        if (
+            late is not None
+        ):  # only a check that it loads: from now on its failures raise an alarm and do not end the trainer
             await late.open()
-            await late.close()  # until a late reward is due
+            await late.close()  # the desk opens it when a late reward is due
         await _learn(run, life, asker, late)
     finally:
         await asker.close()
