@@ -1,4 +1,4 @@
-"""`ostinato doctor`: checks whether this machine is fit. Each failing line names its remedy."""
+"""`ostinato doctor`: checks this machine and the configuration. Each failing line names its remedy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from ostinato.status.summary import FOLD, Summary
 if TYPE_CHECKING:
     from ostinato.model.speed import SpeedChoice, Speeds
 
-_BELOW = "\n           "  # the further lines of a check
+_BELOW = "\n           "  # indents the further lines of a check
 GIB = 1 << 30
 NEEDED_GIB = 8  # two checkpoints of a 135M model, its versions and a log
 
@@ -105,7 +105,7 @@ async def _namespaces(config: Config) -> None:
 
 
 async def _missing(boxes: Backend) -> str:
-    """What a backend's isolation lacks. Raises SandboxRefused."""
+    """Return what a backend's isolation lacks. Raises SandboxRefused."""
     try:
         return "; ".join((await boxes.isolation()).missing)
     finally:
@@ -113,7 +113,7 @@ async def _missing(boxes: Backend) -> str:
 
 
 def _context(config: Config) -> str:
-    """Whether the model's context holds what agents send. Raises BadConfig if it does not hold the prompts that were served."""
+    """Compare the model's context length with agents' prompts. Raises BadConfig if it is too short for prompts that were sent."""
     if _elsewhere(config):
         return "read at startup, once the model has been downloaded"
     from transformers import AutoConfig
@@ -144,13 +144,13 @@ def _context(config: Config) -> str:
 
 
 async def _prompts(config: Config) -> tuple[int, Sequence[int]]:
-    """The longest prompt that people's sessions had, and those with which windows began, by the status that was saved last."""
+    """Return the longest prompt of people's sessions and the lengths of those that began a window, from the last saved summary."""
     kept = await open_folds(config).load(FOLD) if Home(config.run.directory).folds.is_dir() else None
     if kept is None:
         return 0, ()
     try:
         return prompt_lengths(Summary.of(*kept).compactions)
-    except (KeyError, TypeError, ValueError):  # another version's, which is made again at the start
+    except (KeyError, TypeError, ValueError):  # saved by another version of Ostinato; rebuilt at the next start
         return 0, ()
 
 
@@ -176,7 +176,7 @@ def _speed(config: Config) -> str:
 
 
 def _threads(config: Config, speeds: Speeds, found: SpeedChoice) -> str:
-    """How many threads pay, and what to set."""
+    """Return how much faster more threads are, and which setting to change."""
     from ostinato.app.numerics import engine_threads
 
     engine, trainer = engine_threads(config), config.train.threads
@@ -227,7 +227,7 @@ def _numerics(config: Config) -> str:
 
 
 def _otherwise_exact(config: Config) -> str:
-    """Whether exact mode holds in the other dtype, for a machine on which it does not in the one used."""
+    """Return whether exact mode holds in the other dtype, for a machine on which it does not hold in the configured one."""
     import torch
 
     from ostinato.app import numerics
@@ -248,7 +248,7 @@ def _kept(measured: Measured[Any]) -> str:
 
 
 def _elsewhere(config: Config) -> bool:
-    """True for a hub name, for which a check of this machine must not download gigabytes."""
+    """Return True for a model that must be downloaded, since a check must not download gigabytes."""
     return config.model.source != "smollm2" and not Path(config.model.source).expanduser().is_dir()
 
 
@@ -297,7 +297,7 @@ def _log(config: Config) -> str:
 
 
 def _erasure(config: Config) -> str:
-    """What `ostinato forget` can promise under these settings, and in this run so far."""
+    """Return what `ostinato forget` can promise under these settings and in this run so far."""
     days, octaves = config.record.retain_days, config.learn.checkpoint_ladder
     words = f"record.encrypt is {config.record.encrypt.value!r}"
     if config.record.encrypt.value == "none":
@@ -328,7 +328,7 @@ def _erasure(config: Config) -> str:
 
 
 def _dials(config: Config) -> str:
-    """Whose answers lean, by these settings. Raises BadConfig if nobody's can."""
+    """Return whose answers are steered by dials under these settings. Raises BadConfig if nobody's can be."""
     adapt = config.adapt
     if adapt.mode == "off":
         return _BELOW.join(["off: answers lean to nobody (adapt.mode)", *_approved(config)])
@@ -352,7 +352,7 @@ def _has_log(config: Config) -> bool:
 
 
 def _rows(config: Config, kind: type[R]) -> list[R]:
-    """The log's rows of a kind, oldest first."""
+    """Return the log's rows of a kind, oldest first."""
 
     async def read() -> list[R]:
         with open_log(config) as log:
@@ -366,7 +366,7 @@ def _live(config: Config) -> PolicyVersion | None:
 
 
 def _basis(config: Config) -> str:
-    """Whether the live version has a basis of dials, with the remedy if it has none."""
+    """Return whether the live version has a basis of dials, with the remedy if it has none."""
     after, live = "run `ostinato adapt fit` after the start and after each release", _live(config)
     if live is None:
         return after
@@ -380,7 +380,7 @@ def _basis(config: Config) -> str:
 
 
 def _approved(config: Config) -> list[str]:
-    """Whether the live version has an approval of each style, with the remedy where it has none; nothing without styles."""
+    """Return lines on which styles are approved for the live version, with the remedy for the others; none without styles."""
     from ostinato.adapt.styles import StyleApprovals, styles_of
 
     styles = styles_of(config.adapt)
@@ -405,7 +405,7 @@ def _approved(config: Config) -> list[str]:
 
 
 def _private_priors(config: Config) -> str:
-    """What priors of dials have spent of their privacy budget; "" without one."""
+    """Return how much of their privacy budget the priors of dials have spent; "" without a budget."""
     from ostinato.adapt.privacy import PrivacyBudget
 
     if (budget := PrivacyBudget.of(config.adapt.privacy)) is None:
@@ -416,7 +416,7 @@ def _private_priors(config: Config) -> str:
 
 
 def _dropped(config: Config) -> tuple[int, int]:
-    """The place up to which this run's rows were dropped, 0 if none was, and the first recorded step."""
+    """Return the log position up to which rows were dropped (0 if none were), and the first recorded step."""
     if config.record.url or not _has_log(config):
         return 0, 0
 
@@ -470,7 +470,7 @@ CHECKS: tuple[tuple[str, Callable[[Config], str]], ...] = (
 
 
 def examine(config: Config, console: Console, *, again: bool = False) -> bool:
-    """Print one line per check; True if all passed. `again`: measure the machine anew, instead of reading what was kept."""
+    """Run all checks and print their results. Return True if all passed. `again`: repeat the measurements instead of using cached ones."""
     if again:
         forget(places(config))
     fine = True

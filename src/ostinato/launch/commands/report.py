@@ -1,4 +1,4 @@
-"""`ostinato report`: what the page shows of a run, and a demo's measurements, as one file."""
+"""`ostinato report`: the run's page, with a demo's measurements, as one HTML file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ostinato.status.run_report import RunReport
 from ostinato.web.report import ReportFacts, render
 
 RELEASES = 20
-"""How many of the newest versions are shown with their evidence."""
+"""Number of the newest versions that are shown with their evidence."""
 
 
 async def write_report(config: Config, out: Path, console: Console, demo: RunReport | None = None) -> None:
@@ -33,7 +33,7 @@ async def write_report(config: Config, out: Path, console: Console, demo: RunRep
 
 
 async def recorded(facts: RunFacts) -> ReportFacts:
-    """What the page would show now."""
+    """Return the facts that the page would show now."""
     releases = await facts.releases(None)
     found = [await facts.release(line.policy.hash) for line in releases.rows[:RELEASES]]
     return ReportFacts(

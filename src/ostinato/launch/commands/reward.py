@@ -1,4 +1,4 @@
-"""`ostinato reward try`: a reward function over a run's log, beside the rewards in use, before anything is learned from it."""
+"""`ostinato reward try`: backtests a reward function on a run's log and compares it with the rewards in use."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ async def try_reward(
 ) -> None:
     """Run a reward function over the newest turns of a run's log and compare it with the rewards in use. The log is only read.
 
-    `function` is "module:function", or "" for the one in use; `options` are ``name=value``, over those of `reward.options` if it is that
-    one. `since` is in seconds before now, None for all turns; `limit` 0 means all. `text`: show answers that are readable. `machine`: print
-    JSON.
+    `function`: "module:function", or "" for the one in use. `options`: ``name=value``; they override `reward.options` if the function is
+    the one in use. `since`: only turns of the last so many seconds; None: all. `limit`: number of turns; 0: all. `text`: show readable
+    answers. `machine`: print JSON.
 
     Raises NotFound if there is no run or no turn in it, BadConfig if the function cannot be loaded or an option is wrong.
     """
@@ -86,7 +86,7 @@ async def try_reward(
 
 
 def _tried(reward: RewardConfig, function: str, options: Sequence[str]) -> RewardConfig:
-    """The settings of the function that is tried. Raises BadConfig."""
+    """Return the reward settings with the function and options to try. Raises BadConfig."""
     given = dict(reward.options) if function in ("", reward.function) else {}
     for option in options:
         name, equals, value = option.partition("=")
@@ -119,7 +119,7 @@ async def _asked(
 
 
 def _names(config: Config, past: Sequence[backtest.PastTurn]) -> Callable[[backtest.PastTurn], str]:
-    """How users are named: by a hash where the log encrypts what people wrote, or something of theirs was forgotten."""
+    """Return the function that names a turn's user: by a hash if the log is encrypted or the user was forgotten."""
     forgotten = {(each.tenant, each.user) for each in past if each.redacted}
     several = len({each.tenant for each in past}) > 1
 
@@ -133,13 +133,13 @@ def _names(config: Config, past: Sequence[backtest.PastTurn]) -> Callable[[backt
 
 
 async def _texts(log: Log, found: backtest.RewardComparison) -> dict[str, str]:
-    """The answers of the examples that are still readable."""
+    """Return the example turns' answers that are still readable, by turn."""
     turns = await log.find(Turn, [(each.turn,) for each in found.examples])
     return {turn.id: " ".join(turn.text.split())[:LONGEST_TEXT] for turn in turns if not turn.redacted}
 
 
 def _plain_numbers(value: Any) -> Any:
-    """The same in JSON's types: None for a number that is not finite."""
+    """Return the value in JSON types, with None for numbers that are not finite."""
     if isinstance(value, dict):
         return {str(key): _plain_numbers(each) for key, each in value.items()}  # pyright: ignore[reportUnknownVariableType]
     if isinstance(value, list | tuple):
@@ -233,7 +233,7 @@ def _in_words(mean: backtest.MeanOfRewards, sign: str = "") -> str:
 
 
 def _histogram(old: Sequence[float], new: Sequence[float], width: int) -> Table:
-    """Both functions' rewards as bars of at most `width` columns: each value if there are few, else intervals of equal width."""
+    """Return both functions' rewards as bars of at most `width` columns, by value if there are few, otherwise by equal intervals."""
     table = bare_table("reward", "in use", "", "tried", "", right=(0,))
     distinct = np.unique(np.round([*old, *new], 9))
     if len(distinct) <= BARS:

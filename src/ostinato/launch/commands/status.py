@@ -1,4 +1,4 @@
-"""`ostinato status`: the present state of a run, for people or as JSON, from the log's summary, the board and progress lines."""
+"""`ostinato status`: a run's current state, for people or as JSON, from the log's summary, the status board and the progress files."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from ostinato.status.summary import Summary
 from ostinato.status.worker_status import WorkerBoard, WorkerStatus, read_board
 from ostinato.weights.version.content import VERSIONS
 
-# ---------------------------------------------------------------- accounts
+# ---------------------------------------------------------------- accounting of turns
 
 
 def accounts(found: Accounting, now: float) -> list[str]:
-    """One line on the turns, one on their rewards, one on feedback that changed nothing, one per tenant on how much feedback is usual."""
+    """Return lines on the turns, their rewards, feedback without effect, staleness, and per tenant the feedback rate and late rewards."""
     state = "balanced" if found.balanced else "NOT BALANCED"
     held = sum(found.held.values())
     wait = "" if found.oldest_wait is None else f", the longest for {max(0.0, now - found.oldest_wait):.0f} s"
@@ -87,11 +87,11 @@ _STYLES = {"running": "green", "waiting": "yellow", "failed": "bold red"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """A run's current state. `lines` are the newest progress lines by worker, `disk` the bytes used by each kind of data, `free` the
-    bytes left. `ledger` is the release ledger's folded state, `rules` the release worker's settings.
+    """A run's current state. `lines`: the newest progress lines by worker; `disk`: bytes used by kind of data; `free`: bytes left;
+    `ledger`: the release ledger's state; `rules`: the release worker's settings; `who`: the heading of the column of arms.
 
-    `who` is the heading of the arms: people, or the demo's programs. `warnings`, by worker, say what the configuration leaves unguarded.
-    `dials`: None if nobody has any. `branches`: tenants' own that are trained; `tenant`: whose this run's own branch is.
+    `warnings`, by worker: what the configuration leaves unguarded. `dials`: None if nobody has any. `branches`: the tenants' branches that
+    are trained. `tenant`: the tenant whose branch this run trains, or "".
     """
 
     directory: str
@@ -114,7 +114,7 @@ class Overview:
 
 
 def overview(run: Overview) -> list[RenderableType]:
-    """The parts of the screen, in order."""
+    """Return the parts of the screen, in order."""
     parts: list[RenderableType] = [Text(f"run {run.directory}  {run.url or 'not serving'}", "bold")]
     parts += workers(run.board, run.now)
     parts += [
@@ -142,7 +142,7 @@ def overview(run: Overview) -> list[RenderableType]:
 
 
 def workers(board: WorkerBoard | None, now: float) -> list[RenderableType]:
-    """A line per worker, or one that says that the supervisor never ran, ended, was killed or hangs."""
+    """Return a table of the workers, or one line if the supervisor never ran, ended, was killed or hangs."""
     if board is None:
         return [Text("no `ostinato up` has run here", "dim")]
     age = now - board.at
@@ -177,7 +177,7 @@ def _arms(run: Overview) -> list[RenderableType]:
     heard = sum(each.heard for each in rated)
     oldest = ago(run.now - rated[0].served.started_at)
     arms = acceptance_by_arm(rated)
-    if run.tenant:  # in a branch's own log its people are on live; those who stay on the shared version are its control
+    if run.tenant:  # in a branch's log, live is the branch, and control is the shared version
         arms = [replace(each, arm=_OF_BRANCH.get(each.arm, each.arm)) for each in arms]
     return [
         screen.arms_table(arms, run.who, f"newest {len(rated)}, oldest {oldest} ago"),
@@ -223,9 +223,9 @@ def _disk(run: Overview) -> list[RenderableType]:
 
 
 def as_json(run: Overview) -> dict[str, Any]:
-    """The run as JSON types. `up` is null before the first `ostinato up`; `up.alive` is false once it ended, was killed or hangs.
+    """Return the state in JSON types. `up` is null before the first `ostinato up`; `up.alive` is false once it ended, was killed or hangs.
 
-    `arms` are over the newest rated turns, as on the screen.
+    `arms` cover the newest rated turns, as on the screen.
     """
     board, seen = run.board, run.summary
     compactions = compactions_now(seen.compactions)
@@ -255,17 +255,17 @@ def as_json(run: Overview) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------- for people
+# ---------------------------------------------------------------- the command
 
 
-_WORTH_KEEPING = 10_000  # rows: if more were read, the summary is kept so that the next look need not read them again
+_WORTH_KEEPING = 10_000  # if more rows were read, the summary is saved so that the next call need not read them again
 
 
 async def show_status(config: Config, console: Console, *, machine: bool = False) -> None:
-    """Print one screen, or one JSON object for a machine.
+    """Print one screen, or with `machine` one JSON object.
 
-    Raises NotFound if the run does not exist; Unavailable if its log cannot be reached. The screen then still shows the workers, which say
-    that they wait for it.
+    Raises NotFound if the run does not exist, Unavailable if its log cannot be reached. In the latter case the workers, which wait for the
+    log, are still printed.
     """
     place = existing_home(config)
     try:
@@ -285,7 +285,7 @@ async def show_status(config: Config, console: Console, *, machine: bool = False
 
 
 async def _read(config: Config) -> RunFolds:
-    """The summary, the accounting and the release state, computed from the log."""
+    """Return the summary, the accounting and the release state, folded from the log."""
     folds = open_folds(config)
     with open_log(config) as log:
         found = RunFolds(log, folds, config.reward, ReleaseLedger(log, wall_clock))
