@@ -1,4 +1,4 @@
-"""`ostinato suite`: held-out suites from a run's log, and their overlap with what was trained on."""
+"""`ostinato suite`: held-out suites from a run's log, and their contamination by training turns."""
 
 from __future__ import annotations
 
