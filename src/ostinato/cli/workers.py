@@ -155,15 +155,15 @@ def run_worker(
     """Run the worker of this name. Its heartbeat starts before its imports, which may take long on a slow disk."""
     with collecting_rarely():
         from ostinato.launch.views.progress import kept_bytes
-        from ostinato.launch.workers.worker_main import Life, live
+        from ostinato.launch.workers.worker_main import WorkerContext, run_process
 
-    async def work(life: Life) -> None:
-        life.starting(config)("loading its code")
+    async def work(context: WorkerContext) -> None:
+        context.starting(config)("loading its code")
         with collecting_rarely():
             main_loop = getattr(importlib.import_module(f"ostinato.launch.workers.{name}"), name)
-        await main_loop(config, life)
+        await main_loop(config, context)
 
-    live(work, expendable=expendable, output_bytes=kept_bytes(config), loop_factory=loop_factory)
+    run_process(work, expendable=expendable, output_bytes=kept_bytes(config), loop_factory=loop_factory)
 
 
 # ---------------------------------------------------------------- compute

@@ -28,7 +28,7 @@ from ostinato.testing.records import a_sample, a_turn
 
 async def test_what_the_loop_does_while_it_stands_still_is_written_down_once(monkeypatch, capfd):
     monkeypatch.setattr(pulsing, "BEAT_S", 0.01)
-    monkeypatch.setattr(pulsing, "STILL_S", 0.2)
+    monkeypatch.setattr(pulsing, "STALL_S", 0.2)
     lags, dumps = [], []
 
     def dump():
@@ -60,7 +60,7 @@ async def test_where_the_whole_process_stood_still_the_loop_did_not(monkeypatch)
 
     def sleep(_):
         time.sleep(0.01)
-        if not sender._asked and len(freezes) < 3:
+        if not sender._probe_pending and len(freezes) < 3:
             ahead[0] += 60.0
             freezes.append(True)
 

@@ -137,7 +137,7 @@ async def approve(config: Config, *, seed: int, console: Console, version: str =
     manifest = None if version == "live" else await find_version(config, version)
     policy, shared = (None, not config.run.tenant) if manifest is None else (manifest.policy, not line_of(manifest.run))
     with open_run(config) as run:
-        await _settle(run, config.adapt.styles.prompts)
+        await _clear_removed_styles(run, config.adapt.styles.prompts)
         with counting_bars() as told:
             tried, found = await check_styles(run, seed=seed, on_progress=told, version=policy)
         table = Table("style", "scores more than none by", "bounds", "tasks", "approved")
@@ -155,7 +155,7 @@ async def approve(config: Config, *, seed: int, console: Console, version: str =
     return all(each.passed for each in found)
 
 
-async def _settle(run: Run, configured: Collection[str]) -> None:
+async def _clear_removed_styles(run: Run, configured: Collection[str]) -> None:
     """Clear the alarms of styles that are no longer configured."""
     newest = {row.name: row async for row in rows_of(run.log, Alarm)}
     for name, row in newest.items():
@@ -292,7 +292,7 @@ async def show(config: Config, tenant: str, user: str, console: Console, *, mach
         view, choices = adaptation.view(person, weights="" if live in refused else live), ConsentChoices(run.log)
         compared = await _compared(run, live)
         if config.adapt.styles.prompts:
-            arm, policies = await _answering(config, run, person)
+            arm, policies = await _arm_and_versions(config, run, person)
             async with _styles(config, run) as styles:
                 found = styles.view(person, policies=policies, shared=arm is not Arm.BRANCH)
                 view = replace(view, styles=found)
@@ -350,7 +350,7 @@ async def _style_rows(config: Config, run: Run) -> list[dict[str, Any]]:
     return rows
 
 
-async def _answering(config: Config, run: Run, person: Person) -> tuple[Arm, set[PolicyVersion]]:
+async def _arm_and_versions(config: Config, run: Run, person: Person) -> tuple[Arm, set[PolicyVersion]]:
     """Return a person's arm and the versions for which their styles must be approved, as the gateway computes them.
 
     The person is taken as signed where signatures count.

@@ -55,13 +55,13 @@ async def show_auto(config: Config, shares: tuple[str, ...], console: Console) -
         folded = FoldedRouter(log, open_folds(config), wall_clock, arms, config.release.auto, episodes)
         await folded.catch_up(telling=False)
         dealing = (await ReleaseLedger(log, wall_clock).refresh()).dealing
-        there = _there(config.serve.auto.arms, dealing)
+        there = _arms_in_use(config.serve.auto.arms, dealing)
         console.print(_arms(folded.router, there), _propensities(folded.router, config.release.auto.alpha))
         if wanted:
             console.print(_prospect(await prospect(log, wanted, config.release.auto)))
 
 
-def _there(arms: Sequence[AutoArm], dealing: Dealing | None) -> list[str]:
+def _arms_in_use(arms: Sequence[AutoArm], dealing: Dealing | None) -> list[str]:
     """Return the arms in use; canary and previous are in use only during a trial that needs them."""
     dealing = dealing or Dealing(salt="")
     tried = {"canary": dealing.canary > 0.0, "previous": dealing.previous > 0.0}

@@ -34,7 +34,7 @@ from ostinato.status.worker_status import placed_from_elsewhere, read_board
 # ---------------------------------------------------------------- number of rollout workers
 
 
-MOST = 1000
+MAX_WORKERS = 1000
 
 
 def scale_rollouts(config: Config, number: int, console: Console) -> None:
@@ -53,23 +53,23 @@ def scale_rollouts(config: Config, number: int, console: Console) -> None:
     if not place.scale.exists():
         one = "the run is up on one machine, which has one rollout worker; `ostinato up --on ray` has several"
         raise BadRequest(one, field="worker")
-    write_wish(place.scale, number)
+    write_requested(place.scale, number)
     there = sum(worker.name.startswith("rollout") for worker in board.workers)
     say(console, f"rollout workers: {there} now, {number} wanted; `ostinato status` shows them")
 
 
-def write_wish(path: Path, number: int) -> None:
+def write_requested(path: Path, number: int) -> None:
     """Record the requested number of rollout workers. Written atomically."""
     write_atomic(path, json.dumps({"rollout": number}) + "\n", durable=True)
 
 
-def read_wish(path: Path) -> int | None:
+def read_requested(path: Path) -> int | None:
     """Return the requested number of rollout workers; None if the file is missing or invalid."""
     try:
         number = json.loads(path.read_text())["rollout"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return number if isinstance(number, int) and 0 <= number <= MOST else None
+    return number if isinstance(number, int) and 0 <= number <= MAX_WORKERS else None
 
 
 # ---------------------------------------------------------------- draining
@@ -100,7 +100,7 @@ def drain_server(config: Config, url: str, back: bool, console: Console) -> None
 # ---------------------------------------------------------------- folding the log
 
 
-class Filling:
+class LedgerFold:
     """A fold of the log into the ledger of operations.
 
     `kept`: number of newest turns whose lengths are remembered until a batch uses them; None: all turns.
@@ -144,7 +144,7 @@ class Filling:
 # ---------------------------------------------------------------- maintaining compute.share
 
 
-_KEPT = 100_000  # turns whose lengths are remembered; a step uses newer ones
+_KEPT_TURNS = 100_000  # turns whose lengths are remembered; a step uses newer ones
 
 
 def check_sharing(config: Config, *, on_ray: bool) -> None:
@@ -184,7 +184,7 @@ def read_shape(config: Config) -> dict[str, Any]:
         ) from error
 
 
-class Sharing:
+class ShareController:
     """A controller that adjusts the number of rollout workers to `compute.share`. It checks the log every `compute.every_s` seconds; each
     decision covers a period with at least one optimizer step.
 
@@ -197,7 +197,7 @@ class Sharing:
     def __init__(self, config: Config, say: Event, spent: Callable[[], OperationLedger] | None = None) -> None:
         self._config, self._say = config, say
         self._spent = spent or self._read
-        self._filling: Filling | None = None
+        self._fold: LedgerFold | None = None
         self._period = OperationLedger()
         self._failing = ""
 
@@ -218,14 +218,14 @@ class Sharing:
         found = await asyncio.to_thread(self._spent)  # in a thread, so that `up` still receives heartbeats
         self._period = _sum(self._period, found)
         place, settings = home(self._config), self._config.compute
-        now = read_wish(place.scale)
+        now = read_requested(place.scale)
         if now is None or not self._period.training:
             return None
         observed, self._period = self._period.of_all, OperationLedger()
         rules = ShareRules(share=settings.share)
         wanted = rollout_workers(rules, now, settings.least_workers, settings.most_workers, observed)
         if wanted != now:
-            write_wish(place.scale, wanted)
+            write_requested(place.scale, wanted)
             why = f"sampling had {100 * observed:.1f}% of all operations, {100 * settings.share:.1f}% is wanted"
             self._say("up", f"rollout workers: {now} before, {wanted} from now on; {why} (compute.share)")
         return wanted
@@ -236,15 +236,17 @@ class Sharing:
 
     async def _catch_up(self) -> OperationLedger:
         with open_log(self._config) as log:
-            if self._filling is None:
+            if self._fold is None:
                 shape = read_shape(self._config)
-                filling = Filling(decoder_of(shape).token_work(), after=await log.before_last(_KEPT, Turn), kept=_KEPT)
+                filling = LedgerFold(
+                    decoder_of(shape).token_work(), after=await log.before_last(_KEPT_TURNS, Turn), kept=_KEPT_TURNS
+                )
                 await filling.catch_up(log)
                 filling.ledger = OperationLedger()  # the rows so far precede this period
-                self._filling = filling
+                self._fold = filling
                 return filling.ledger
-            await self._filling.catch_up(log)
-        found, self._filling.ledger = self._filling.ledger, OperationLedger()
+            await self._fold.catch_up(log)
+        found, self._fold.ledger = self._fold.ledger, OperationLedger()
         return found
 
 
@@ -294,6 +296,6 @@ def lent_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 async def fill(log: Log, work: TokenWork) -> OperationLedger:
     """Return the ledger of a whole log. Turns of external models and erased turns, whose lengths are unknown, are not counted."""
-    filling = Filling(work)
+    filling = LedgerFold(work)
     await filling.catch_up(log)
     return filling.ledger

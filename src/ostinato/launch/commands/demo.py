@@ -43,7 +43,7 @@ from ostinato.worlds.sandbox import SandboxConfig, SingleRuns
 Name = Literal["copilot", "tab"]
 
 
-class _Lasting:
+class _LossyStream:
     """A text stream that drops output that cannot be written, e.g. to a closed terminal, so that the demo still ends gracefully."""
 
     def __init__(self, stream: IO[str]) -> None:
@@ -64,7 +64,7 @@ class _Lasting:
 
 def outlast_terminal(console: Console) -> None:
     """Make printing to the console never raise OSError from now on."""
-    console.file = cast("IO[str]", _Lasting(console.file))
+    console.file = cast("IO[str]", _LossyStream(console.file))
 
 
 SCENARIOS: dict[Name, Scenario] = {"copilot": Copilot(), "tab": Tab()}

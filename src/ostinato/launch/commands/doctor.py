@@ -114,7 +114,7 @@ async def _missing(boxes: Backend) -> str:
 
 def _context(config: Config) -> str:
     """Compare the model's context length with agents' prompts. Raises BadConfig if it is too short for prompts that were sent."""
-    if _elsewhere(config):
+    if _must_be_downloaded(config):
         return "read at startup, once the model has been downloaded"
     from transformers import AutoConfig
 
@@ -157,7 +157,7 @@ async def _prompts(config: Config) -> tuple[int, Sequence[int]]:
 def _speed(config: Config) -> str:
     from ostinato.app import numerics
 
-    if _elsewhere(config):
+    if _must_be_downloaded(config):
         return "measured at startup, once the model has been downloaded"
     if numerics.trainer_backend(config).kernels == "torch":
         return "not measured for torch's kernels"
@@ -201,7 +201,7 @@ def _numerics(config: Config) -> str:
     from ostinato.model.kernels.cache import announced
 
     numerics.check_products(config)
-    if _elsewhere(config):
+    if _must_be_downloaded(config):
         return f"{config.model.numerics} mode; measured at startup, once the model has been downloaded"
     with announced(Console(stderr=True).print):
         mode = numerics.numerics_mode(config)
@@ -217,7 +217,7 @@ def _numerics(config: Config) -> str:
     lines = [f"{contract_in_words(engine)}; {alike}", *([str(mode)] if mode.why else [])]
     lines.append(f"self-test, {found.seconds:.1f} s, {count} thread{'s' * (count > 1)}: {held}; {_kept(examined)}")
     lines += [f"  {line}" for line in found.table]
-    lines += [] if found.exact else [_otherwise_exact(config)]
+    lines += [] if found.exact else [_exact_in_other_dtype(config)]
     if times := numerics.pace(config):
         shown = ", ".join(f"{factor:.1f}x at {numerics.streams(count)}" for count, factor in times.items())
         lines.append(
@@ -226,7 +226,7 @@ def _numerics(config: Config) -> str:
     return _BELOW.join(lines)
 
 
-def _otherwise_exact(config: Config) -> str:
+def _exact_in_other_dtype(config: Config) -> str:
     """Return whether exact mode holds in the other dtype, for a machine on which it does not hold in the configured one."""
     import torch
 
@@ -247,7 +247,7 @@ def _kept(measured: Measured[Any]) -> str:
     return f"measured on {when}, {where}"
 
 
-def _elsewhere(config: Config) -> bool:
+def _must_be_downloaded(config: Config) -> bool:
     """Return True for a model that must be downloaded, since a check must not download gigabytes."""
     return config.model.source != "smollm2" and not Path(config.model.source).expanduser().is_dir()
 

@@ -46,7 +46,7 @@ async def await_checkpoint(config: Config, wait_s: float) -> str:
         return ""
     after = f"steps {newest_step(place.checkpoints) + 1} to {last} are in no checkpoint"
     then = "if they hold erased turns, the trainer goes on from the newest published version when it starts again"
-    if not await _training(config):
+    if not await _is_training(config):
         return f"no trainer is up, and {after}: {then}"
     write_atomic(place.checkpoint_wanted, f"{last} {wall_clock():.0f}\n", durable=False)
     with contextlib.suppress(TimeoutError):
@@ -59,7 +59,7 @@ async def await_checkpoint(config: Config, wait_s: float) -> str:
     return f"the trainer wrote no checkpoint within {wait_s:g} s, and {after}: {then}"
 
 
-async def _training(config: Config) -> bool:
+async def _is_training(config: Config) -> bool:
     """Return True if a process has the trainer's role now."""
     try:
         tenure = await asyncio.to_thread(open_roles(config).take, "train")
@@ -83,7 +83,7 @@ async def ask_replay(
     place = Home(config.run.directory)
     ErasureFiles(place).request(ErasureRequest(tenant=tenant, user=user, upto=upto))
     when = "at its next start"
-    if await _training(config):
+    if await _is_training(config):
         when = f"as soon as its present step is done, or {when} if no checkpoint is older than their first turns"
     say(
         console,
@@ -132,7 +132,7 @@ async def show_plan(config: Config, tenant: str, user: str | None, console: Cons
         start = f"checkpoint {plan.checkpoint.name}"
     lines = [
         f"{plan.erased_turns} turns are taken out; {plan.touched} of {plan.last} steps differ without them, the first is step {plan.first}",
-        f"{steps} steps are taken again, from {start}{_time(config, steps)}",
+        f"{steps} steps are taken again, from {start}{_estimated_time(config, steps)}",
         f"the result is version {plan.last + 1}, a candidate; once it or a later one is live, these are deleted: {found.line()}",
     ]
     for line in lines:
@@ -154,7 +154,7 @@ async def _show_branches(
         say(console, f"the branch of {each.run.tenant} {then}")
 
 
-def _time(config: Config, steps: int) -> str:
+def _estimated_time(config: Config, steps: int) -> str:
     """Return the estimated time of this many steps from the last steps' time; "" if none is known."""
     lines = Lines(Home(config.run.directory).progress("train")).new()
     seconds = [float(line["seconds"]) for line in lines if line["kind"] == "step" and "seconds" in line][-20:]

@@ -30,7 +30,7 @@ from ostinato.core.seams import Log
 from ostinato.evaluate.statistics import suite_mean
 from ostinato.launch.commands.weights import find_version
 from ostinato.launch.views.audit import audited, login
-from ostinato.launch.views.page import looking
+from ostinato.launch.views.page import open_facts
 from ostinato.launch.views.screen import plain, run_option, say
 from ostinato.release.monitors.watcher import accept, acceptable, standing
 from ostinato.status.gateway_address import read_address
@@ -64,7 +64,7 @@ async def evaluate_slot(config: Config, slot: str, draws: int, console: Console)
 
 
 @contextlib.contextmanager
-def _deciding(config: Config, act: str, version: str | None, actor: str | None) -> Generator[tuple[Run, str]]:
+def _open_audited(config: Config, act: str, version: str | None, actor: str | None) -> Generator[tuple[Run, str]]:
     """Open the run and yield it with the actor's name. The action and its result are recorded in the audit trail."""
     who = actor or login()
     with audited(home(config), act, version=version or "", actor=who), open_run(config) as run:
@@ -73,7 +73,7 @@ def _deciding(config: Config, act: str, version: str | None, actor: str | None) 
 
 async def ship(config: Config, version: str, reason: str, actor: str | None, console: Console) -> None:
     """Release a published version to users without evaluation. Raises NotFound, and BadRequest if it is already live."""
-    with _deciding(config, "ship", version, actor) as (run, who):
+    with _open_audited(config, "ship", version, actor) as (run, who):
         policy = (await find_version(config, version)).policy
         event = await open_releases(run).ship(policy, reason, actor=who)
     _say_live(config, event, console)
@@ -107,7 +107,7 @@ async def ship_branch(config: Config, version: str, tenant: str, actor: str | No
 
 async def approve(config: Config, version: str | None, reason: str, actor: str | None, console: Console) -> None:
     """Release the version that waits for approval. Raises NotFound if none or another one waits, Conflict if live moves meanwhile."""
-    with _deciding(config, "approve", version, actor) as (run, who):
+    with _open_audited(config, "approve", version, actor) as (run, who):
         policy = None if version is None else (await find_version(config, version)).policy
         event = await open_releases(run).approve(policy, reason, actor=who)
     _say_live(config, event, console)
@@ -115,24 +115,24 @@ async def approve(config: Config, version: str | None, reason: str, actor: str |
 
 async def refuse(config: Config, version: str | None, reason: str, actor: str | None, console: Console) -> None:
     """Block the version that waits for approval. Raises NotFound as `approve` does."""
-    with _deciding(config, "refuse", version, actor) as (run, who):
+    with _open_audited(config, "refuse", version, actor) as (run, who):
         policy = None if version is None else (await find_version(config, version)).policy
         event = await open_releases(run).refuse(policy, reason, actor=who)
     say(console, f"{event.policy} never ships by itself; live is still {event.previous}")
 
 
-_JUST_S = 60.0
+_AFTER_ROLLBACK_S = 60.0
 """Seconds after a rollback in which the next one must name its version: whoever asks for it may not have seen the first."""
 
 
 async def roll_back(config: Config, version: str | None, reason: str, actor: str | None, console: Console) -> None:
     """Roll back `live`. Raises NotFound for a version that was never released, Conflict if none is named right after another rollback."""
-    with _deciding(config, "roll back", version, actor) as (run, who):
+    with _open_audited(config, "roll back", version, actor) as (run, who):
         target, releases = None if version is None else await _released(run.log, version), open_releases(run)
         seen = await releases.ledger.refresh()
         # another host's clock may be ahead
         back_s = abs(wall_clock() - seen.rollbacks[-1].at) if seen.rollbacks else math.inf
-        if target is None and back_s < _JUST_S:
+        if target is None and back_s < _AFTER_ROLLBACK_S:
             raise Conflict(
                 f"live went back to {seen.live} {ago(back_s)} ago: nothing was done; to go back further, name the version "
                 "(`ostinato rollback v7`)"
@@ -210,7 +210,7 @@ async def show_release(config: Config, version: str, console: Console) -> None:
     """Print the four answers about a release and the interim analyses behind them. Raises NotFound, BadRequest."""
     existing_home(config)
     with open_run(config) as run:
-        async with looking(run, turns_s=TURNS_S) as facts:
+        async with open_facts(run, turns_s=TURNS_S) as facts:
             found = await find_release(facts, version)
             unread = facts.feed.unread_turns
     line = found.line
@@ -239,7 +239,7 @@ async def find_release(facts: RunFacts, version: str) -> ReleaseDetail:
         page = await facts.releases(before)
         if wanted == "live" and page.live is not None:
             return await _detail(facts, page.live.hash)
-        matching = [line for line in page.rows if _is(line, wanted, number)]
+        matching = [line for line in page.rows if _matches(line, wanted, number)]
         if len({line.policy.hash for line in matching}) > 1:
             raise BadRequest(
                 f"{len(matching)} releases match {version!r}: give more digits of the hash", field="version"
@@ -256,7 +256,7 @@ async def find_release(facts: RunFacts, version: str) -> ReleaseDetail:
         before = page.older
 
 
-def _is(line: ReleaseLine, wanted: str, number: str) -> bool:
+def _matches(line: ReleaseLine, wanted: str, number: str) -> bool:
     by_root = len(wanted) >= 6 and line.policy.hash.startswith(wanted)
     return by_root or (number.isdecimal() and line.policy.number == int(number))
 

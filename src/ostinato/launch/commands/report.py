@@ -9,7 +9,7 @@ from rich.console import Console
 from ostinato.app.storage import existing_home, open_run
 from ostinato.config import Config
 from ostinato.core.errors import StorageFull
-from ostinato.launch.views.page import looking
+from ostinato.launch.views.page import open_facts
 from ostinato.status.run_facts import RunFacts
 from ostinato.status.run_report import RunReport
 from ostinato.web.report import ReportFacts, render
@@ -22,7 +22,7 @@ async def write_report(config: Config, out: Path, console: Console, demo: RunRep
     """Write the file. Raises NotFound if the run does not exist, StorageFull if `out` cannot be written."""
     existing_home(config)
     with open_run(config) as run, console.status("reading the log"):
-        async with looking(run) as facts:
+        async with open_facts(run) as facts:
             page = render(demo, await recorded(facts))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -57,7 +57,7 @@ async def try_reward(
     Raises NotFound if there is no run or no turn in it, BadConfig if the function cannot be loaded or an option is wrong.
     """
     existing_home(config)
-    tried = _tried(config.reward, function, options)
+    tried = _settings_to_try(config.reward, function, options)
     now = wall_clock()
     with open_log(config) as log:
         past = await backtest.past_turns(
@@ -72,9 +72,9 @@ async def try_reward(
             raise NotFound(_nothing(config, since))
         old = {each.id: each.recorded for each in past if each.recorded is not None}
         with counting_bar(disable=machine) as bar:
-            new = await _asked(log, past, tried, now, bar, f"{tried.function}, tried")
+            new = await _backtested(log, past, tried, now, bar, f"{tried.function}, tried")
             unrecorded = [each for each in past if each.id not in old]
-            old |= await _asked(log, unrecorded, config.reward, now, bar, f"{config.reward.function}, in use")
+            old |= await _backtested(log, unrecorded, config.reward, now, bar, f"{config.reward.function}, in use")
         found = backtest.compare(
             past, (config.reward.function, old), (tried.function, new), examples=examples, name_of=_names(config, past)
         )
@@ -85,7 +85,7 @@ async def try_reward(
         _print(found, shown, len(past) - len(unrecorded), console)
 
 
-def _tried(reward: RewardConfig, function: str, options: Sequence[str]) -> RewardConfig:
+def _settings_to_try(reward: RewardConfig, function: str, options: Sequence[str]) -> RewardConfig:
     """Return the reward settings with the function and options to try. Raises BadConfig."""
     given = dict(reward.options) if function in ("", reward.function) else {}
     for option in options:
@@ -105,7 +105,7 @@ def _nothing(config: Config, since: float | None) -> str:
     return f"{nothing} that ended in the last {ago(since)}; raise --since"
 
 
-async def _asked(
+async def _backtested(
     log: Log, past: Sequence[backtest.PastTurn], reward: RewardConfig, now: float, bar: Progress, what: str
 ) -> dict[str, backtest.RewardOutcome]:
     if not past:

@@ -258,7 +258,7 @@ def as_json(run: Overview) -> dict[str, Any]:
 # ---------------------------------------------------------------- the command
 
 
-_WORTH_KEEPING = 10_000  # if more rows were read, the summary is saved so that the next call need not read them again
+_SAVE_SUMMARY_ROWS = 10_000  # if more rows were read, save the summary, so that the next call need not
 
 
 async def show_status(config: Config, console: Console, *, machine: bool = False) -> None:
@@ -269,12 +269,12 @@ async def show_status(config: Config, console: Console, *, machine: bool = False
     """
     place = existing_home(config)
     try:
-        found = await _read(config)
+        found = await _fold_log(config)
     except Unavailable:
         for part in [] if machine else workers(read_board(place.workers), wall_clock()):
             console.print(part, highlight=False, soft_wrap=True)
         raise
-    shown = await _look(config, place, found)
+    shown = await _overview(config, place, found)
     if machine:
         console.print_json(data=as_json(shown), highlight=False)
         return
@@ -284,19 +284,19 @@ async def show_status(config: Config, console: Console, *, machine: bool = False
         say(console, line)
 
 
-async def _read(config: Config) -> RunFolds:
+async def _fold_log(config: Config) -> RunFolds:
     """Return the summary, the accounting and the release state, folded from the log."""
     folds = open_folds(config)
     with open_log(config) as log:
         found = RunFolds(log, folds, config.reward, ReleaseLedger(log, wall_clock))
         rows = await found.catch_up()
-    if rows > _WORTH_KEEPING:
+    if rows > _SAVE_SUMMARY_ROWS:
         with contextlib.suppress(StorageFull):
             await summary.keep(found.summary, folds)
     return found
 
 
-async def _look(config: Config, place: Home, found: RunFolds) -> Overview:
+async def _overview(config: Config, place: Home, found: RunFolds) -> Overview:
     every = await open_store(config).refs()
     lines = {name: last_lines(place.progress(name)) for name in ("train", "serve", "release", "housekeeping")}
     live = found.ledger.state.live

@@ -23,12 +23,12 @@ from ostinato.app.storage import Home, home
 from ostinato.config import Config, plain, save
 from ostinato.core.errors import BadConfig
 from ostinato.launch.commands.checks import check_same_model, check_start, network_warning
-from ostinato.launch.commands.compute import Sharing, check_sharing, read_wish, write_wish
+from ostinato.launch.commands.compute import ShareController, check_sharing, read_requested, write_requested
 from ostinato.launch.commands.crew import WORKERS, Launched, launch, supervised
 from ostinato.launch.placing.address import reachable, write_address
 from ostinato.launch.placing.heartbeat import SERVING
 from ostinato.launch.placing.ray_cluster import Order, PlacedWorker, RayCluster
-from ostinato.launch.placing.supervision import EVERY_S, Event, Supervisor, board_text
+from ostinato.launch.placing.supervision import BOARD_INTERVAL_S, Event, Supervisor, board_text
 from ostinato.launch.workers.shutdown import until_stopped
 from ostinato.record.restore import sweep_restorations
 from ostinato.record.roles import hold
@@ -130,9 +130,9 @@ def _show_trouble(launched: Launched, tell: Callable[[str, str], None], known: s
 # ---------------------------------------------------------------- on the nodes of a cluster
 
 
-_LOOK_S = 0.5
-_ASKING = ("release", "rollout")  # workers that call the gateway
-_LEAST = 0.0001  # Ray's resolution: smaller amounts of a resource count as zero
+_POLL_S = 0.5
+_GATEWAY_CALLERS = ("release", "rollout")  # workers that call the gateway
+_MIN_AMOUNT = 0.0001  # Ray's resolution: smaller amounts of a resource count as zero
 
 
 def check_placeable(config: Config) -> None:
@@ -150,7 +150,7 @@ def check_placeable(config: Config) -> None:
         _check_amounts(config, worker)
 
 
-def _reserved(config: Config) -> Config:
+def _with_reserved_threads(config: Config) -> Config:
     """Return the configuration with `engine.threads` set: by default the CPUs reserved for serving, not all those of its node."""
     if config.engine.threads:
         return config
@@ -163,15 +163,15 @@ def _check_amounts(config: Config, worker: str) -> None:
     cpus, others = config.ray.cpus.get(worker, 1.0), config.ray.resources.get(worker, {})
     named = {f"ray.cpus.{worker}": cpus} | {f"ray.resources.{worker}.{name}": each for name, each in others.items()}
     for key, amount in named.items():
-        if not math.isfinite(amount) or amount < 0 or 0 < amount < _LEAST:
-            raise BadConfig(f"{key} is {amount:g}; give 0, or {_LEAST:g} and more")
+        if not math.isfinite(amount) or amount < 0 or 0 < amount < _MIN_AMOUNT:
+            raise BadConfig(f"{key} is {amount:g}; give 0, or {_MIN_AMOUNT:g} and more")
     if others.get("GPU", 0) > 1 and others["GPU"] % 1:
         raise BadConfig(f"ray.resources.{worker}.GPU is {others['GPU']:g}; give a share of one GPU, or a whole number")
     if "object_store_memory" in others:
         raise BadConfig(f"ray.resources.{worker}.object_store_memory: a worker uses none; leave it out")
     if worker in WORKERS and not any({"CPU": cpus, **others}.values()):
         nothing = f"ray.cpus.{worker} is 0, and it takes nothing else"
-        raise BadConfig(f"{nothing}: give it {_LEAST:g} or more, so that Ray has a place to keep")
+        raise BadConfig(f"{nothing}: give it {_MIN_AMOUNT:g} or more, so that Ray has a place to keep")
 
 
 @contextlib.asynccontextmanager
@@ -181,17 +181,17 @@ async def launch_on_ray(config: Config, say: Event) -> AsyncGenerator[Launched]:
     Raises BadConfig if there is no such cluster, or the run cannot be placed on several machines.
     """
     check_placeable(config)
-    place, config = home(config), _reserved(config)
+    place, config = home(config), _with_reserved_threads(config)
     save(config, place.config)
     cluster = RayCluster(config.ray, WORKERS)
     try:
         crew = Crew(config, place, cluster, say)
         supervisor = Supervisor(crew.workers, config.supervise, say, front="serve")
         async with supervised(place, supervisor, "", lambda: crew.serving.url) as launched:
-            write_wish(place.scale, config.ray.rollouts)
+            write_requested(place.scale, config.ray.rollouts)
             keeping = {asyncio.create_task(crew.keep(supervisor))}
             if config.compute.share:
-                keeping.add(asyncio.create_task(Sharing(config, say).keep()))
+                keeping.add(asyncio.create_task(ShareController(config, say).keep()))
             try:
                 yield launched
             finally:
@@ -236,10 +236,10 @@ class Crew:
                     if self._failing.get(name) != what:
                         self.say("up", what)
                     self._failing[name] = what
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     async def _scale(self, supervisor: Supervisor) -> None:
-        wanted = None if self.config.learn.source == "people" else read_wish(self.place.scale)
+        wanted = None if self.config.learn.source == "people" else read_requested(self.place.scale)
         there = [worker for worker in self.workers if worker.name not in WORKERS]
         if wanted is None or wanted == len(there):
             return
@@ -263,14 +263,14 @@ class Crew:
             known = read_address(self.place.address)
             if known is None or reachable(known, self.serving.node) != url:
                 write_address(self.place.address, url)
-        asking = [worker for worker in self.workers if worker.name.startswith(_ASKING)]
+        asking = [worker for worker in self.workers if worker.name.startswith(_GATEWAY_CALLERS)]
         for worker in asking:
             self._warn(url, worker)
         await asyncio.gather(*(worker.tell(url, self.config.supervise.stop_s) for worker in asking))
 
     async def _show(self, supervisor: Supervisor) -> None:
         """Send the gateway's node the board, shown at `/metrics` and on the page, and the list of engine servers that drain."""
-        if (now := asyncio.get_running_loop().time()) - self._shown_at >= EVERY_S:
+        if (now := asyncio.get_running_loop().time()) - self._shown_at >= BOARD_INTERVAL_S:
             self._shown_at = now
             self.serving.give(self.place.workers.name, board_text(supervisor.watched))
         draining = self.place.draining
@@ -308,7 +308,7 @@ class Crew:
             command=kind,
             settings=json.dumps(plain(settings), indent=1),
             home=str(own),
-            admin_key=self._admin_key if kind in ("serve", *_ASKING) else "",
+            admin_key=self._admin_key if kind in ("serve", *_GATEWAY_CALLERS) else "",
             cwd=os.getcwd(),
         )
         return PlacedWorker(name, order, self.cluster.place_for(name, kind), self.say)

@@ -28,7 +28,7 @@ LISTEN_FD = "OSTINATO_LISTEN_FD"
 PARENT = "OSTINATO_PARENT"
 """Environment variable with the supervisor's pid."""
 
-LONGEST = {"doing": 400, "trouble": 1_000, "failed": 1_600}
+MAX_TEXT_BYTES = {"doing": 400, "trouble": 1_000, "failed": 1_600}
 """Longest JSON of each text in bytes, so that a line stays within PIPE_BUF (4096 bytes) and is written atomically."""
 
 
@@ -57,7 +57,9 @@ class Sign:
 
     def line(self) -> bytes:
         texts = {
-            key: _cut(value, most) for key, most in LONGEST.items() if isinstance(value := getattr(self, key), str)
+            key: _truncated(value, most)
+            for key, most in MAX_TEXT_BYTES.items()
+            if isinstance(value := getattr(self, key), str)
         }
         return json.dumps(asdict(self) | texts).encode() + b"\n"
 
@@ -70,7 +72,7 @@ def read_sign(line: bytes) -> Sign | None:
         return None
 
 
-def _cut(text: str, most: int) -> str:
+def _truncated(text: str, most: int) -> str:
     """Return the text on one line, truncated so that its JSON has at most `most` bytes."""
     line = " ".join(text.split())
     while len(json.dumps(line)) > most:
@@ -83,10 +85,10 @@ def _cut(text: str, most: int) -> str:
 
 logger = logging.getLogger(__name__)
 BEAT_S = 1.0
-STILL_S = 3.0
+STALL_S = 3.0
 """Lag in seconds from which a blocked event loop is logged. It is probed once a heartbeat."""
 _PR_SET_PDEATHSIG = 1
-_TRIES = 20  # attempts to write the last line to a full pipe
+_LAST_LINE_TRIES = 20  # attempts to write the last line to a full pipe
 
 
 class Heartbeat:
@@ -144,31 +146,31 @@ class Sender(threading.Thread):
         os.set_blocking(pipe, False)
         os.set_inheritable(pipe, False)  # a subprocess of the worker must not keep it open
         self._pulse, self._pipe, self._loop, self._on_orphaned = pulse, pipe, loop, on_orphaned
-        self._asked_at = time.monotonic()
-        self._asked = False
-        self._told = False
+        self._probed_at = time.monotonic()
+        self._probe_pending = False
+        self._dumped = False
 
     def run(self) -> None:
         """Send a line every `BEAT_S` seconds until the process ends or the supervisor is gone."""
         while True:
-            if not self._asked and not self._loop.is_closed():
+            if not self._probe_pending and not self._loop.is_closed():
                 # counted from now: a process that was suspended before, e.g. in a frozen container, had no blocked loop
-                self._asked_at, self._asked = time.monotonic(), True
+                self._probed_at, self._probe_pending = time.monotonic(), True
                 with contextlib.suppress(RuntimeError):  # the loop was closed just now
-                    self._loop.call_soon_threadsafe(self._came_round)
-            lag_s = time.monotonic() - self._asked_at
-            self._watch(lag_s)
+                    self._loop.call_soon_threadsafe(self._probe_answered)
+            lag_s = time.monotonic() - self._probed_at
+            self._dump_if_stalled(lag_s)
             if not self._send(self._pulse.sign(lag_s).line()):
                 self._on_orphaned()
                 return
             time.sleep(BEAT_S)
 
-    def _watch(self, lag_s: float) -> None:
-        """Dump the stacks of all threads once whenever the event loop is blocked for `STILL_S`: the cause cannot be found afterwards."""
-        if lag_s < STILL_S:
-            self._told = False
-        elif not self._told:
-            self._told = True
+    def _dump_if_stalled(self, lag_s: float) -> None:
+        """Dump the stacks of all threads once whenever the event loop is blocked for `STALL_S`: the cause cannot be found afterwards."""
+        if lag_s < STALL_S:
+            self._dumped = False
+        elif not self._dumped:
+            self._dumped = True
             logger.warning(
                 "the event loop has stood still for %.1f s; the stacks follow, each with its last call first", lag_s
             )
@@ -177,14 +179,14 @@ class Sender(threading.Thread):
 
     def last_words(self, sign: Sign) -> None:
         line = sign.line()
-        for _ in range(_TRIES):
+        for _ in range(_LAST_LINE_TRIES):
             with contextlib.suppress(OSError):
                 if os.write(self._pipe, line) == len(line):
                     return
             time.sleep(0.05)
 
-    def _came_round(self) -> None:
-        self._asked = False
+    def _probe_answered(self) -> None:
+        self._probe_pending = False
 
     def _send(self, line: bytes) -> bool:
         """Write a line, or drop it if the pipe is full. Return False once nobody reads the pipe."""
@@ -210,7 +212,7 @@ def die_with_parent() -> None:
         os._exit(1)
 
 
-def supervised() -> int | None:
+def supervisor_pipe() -> int | None:
     """Return the pipe to the supervisor; None for a worker that was started by hand."""
     named = os.environ.pop(PULSE_FD, None)  # subprocesses must not see it
     return int(named) if named is not None else None

@@ -31,7 +31,7 @@ OUTPUT = "OSTINATO_OUTPUT"
 """Environment variable with the path of a supervised worker's output file."""
 KEPT_BYTES = 16 << 20
 LOOK_S = 1.0
-_PART = 1 << 20
+_CHUNK_BYTES = 1 << 20
 _LONGEST_LINE = 1 << 16
 
 
@@ -41,7 +41,7 @@ class Rotation(threading.Thread):
     def __init__(self, path: Path, most_bytes: int) -> None:
         super().__init__(name="rotation", daemon=True)
         self._path, self._most_bytes = path, most_bytes
-        self._one = threading.Lock()  # the main thread makes the last check
+        self._lock = threading.Lock()  # the main thread makes the last check
 
     def run(self) -> None:
         """Check the file every `LOOK_S` seconds until the process ends."""
@@ -51,7 +51,7 @@ class Rotation(threading.Thread):
 
     def look(self) -> None:
         """Rotate the file if it is too long. After an error, such as a full disk, the next check retries."""
-        with self._one, contextlib.suppress(OSError):
+        with self._lock, contextlib.suppress(OSError):
             rotate(self._path, self._most_bytes)
 
 
@@ -85,7 +85,7 @@ def rotate(path: Path, most_bytes: int) -> bool:
                 head = os.pread(output.fileno(), _LONGEST_LINE, at - 1) if at else b"\n"
                 at += max(0, head.find(b"\n"))  # begin with a whole line, unless it is very long
                 end = at + 2 * most_bytes
-                while at < end and (part := os.pread(output.fileno(), min(_PART, end - at), at)):
+                while at < end and (part := os.pread(output.fileno(), min(_CHUNK_BYTES, end - at), at)):
                     kept.write(part)
                     at += len(part)
             partial.replace(older(path))
@@ -117,8 +117,8 @@ class Child(Protocol):
 
 spawn: Callable[..., Awaitable[Child]] = asyncio.create_subprocess_exec
 """Starts a worker's process, with asyncio's arguments. `warm` and the tests replace it to fork from a process with loaded libraries."""
-_TAIL = 4096  # bytes at the end of the output in which a last line is searched
-_PIPE = 1 << 16
+_TAIL_BYTES = 4096  # bytes at the end of the output in which a last line is searched
+_READ_BYTES = 1 << 16
 
 
 @dataclass(slots=True)
@@ -161,7 +161,7 @@ class WorkerProcess:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=output,
                     stderr=asyncio.subprocess.STDOUT,
-                    env={**os.environ, **self.env, **self._own(theirs)},
+                    env={**os.environ, **self.env, **self._supervision_env(theirs)},
                     pass_fds=(theirs, *self.fds),
                     start_new_session=True,
                 )
@@ -171,9 +171,9 @@ class WorkerProcess:
         finally:
             os.close(theirs)
         self.sign, self.heard, self._pipe, self._rest = None, loop.time(), ours, b""
-        loop.add_reader(ours, self._listen)
+        loop.add_reader(ours, self._read_signs)
 
-    def _own(self, pulse: int) -> dict[str, str]:
+    def _supervision_env(self, pulse: int) -> dict[str, str]:
         """Return the environment variables that connect a worker to its supervisor."""
         return {PARENT: str(os.getpid()), PULSE_FD: str(pulse), OUTPUT: str(self.log.absolute())}
 
@@ -197,8 +197,8 @@ class WorkerProcess:
         if self.process is None:
             raise RuntimeError(f"{self.name} was not started")
         code = await self.process.wait()
-        self._listen()
-        self._deafen()
+        self._read_signs()
+        self._close_pipe()
         return code
 
     async def stop(self, grace_s: float) -> bool:
@@ -235,14 +235,14 @@ class WorkerProcess:
             return _last_line(before) if before.stat().st_mtime >= self._started_at else ""
         return ""
 
-    def _listen(self) -> None:
+    def _read_signs(self) -> None:
         while self._pipe >= 0:
             try:
-                part = os.read(self._pipe, _PIPE)
+                part = os.read(self._pipe, _READ_BYTES)
             except BlockingIOError:
                 return
             if not part:
-                self._deafen()
+                self._close_pipe()
                 return
             *lines, self._rest = (self._rest + part).split(b"\n")
             for line in lines:
@@ -252,7 +252,7 @@ class WorkerProcess:
                     if self.sign is None or self.sign.failed is None:  # the reason of a failure is not overwritten
                         self.sign = sign
 
-    def _deafen(self) -> None:
+    def _close_pipe(self) -> None:
         if self._pipe >= 0:
             asyncio.get_running_loop().remove_reader(self._pipe)
             os.close(self._pipe)
@@ -263,8 +263,8 @@ def _last_line(path: Path, start: int = 0) -> str:
     """Return a file's last non-blank line after `start` bytes (of the whole file, if it has been truncated since); "" if none."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
-        file.seek(max(start if start <= size else 0, size - _TAIL))
-        lines = file.read(_TAIL).decode("utf-8", "replace").splitlines()
+        file.seek(max(start if start <= size else 0, size - _TAIL_BYTES))
+        lines = file.read(_TAIL_BYTES).decode("utf-8", "replace").splitlines()
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 

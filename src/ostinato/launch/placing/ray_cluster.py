@@ -28,7 +28,7 @@ from ostinato.placing_config import RayConfig
 from ostinato.status.gateway_address import read_address
 
 _T = TypeVar("_T")
-_Amounts = Mapping[str, float]
+_Resources = Mapping[str, float]
 
 # ---------------------------------------------------------------- on the worker's node
 
@@ -78,7 +78,7 @@ class NodeKeeper:
         self._ending: asyncio.Future[int] | None = None
         self._home = Home(Path())
         self._serves: str | None = None
-        self._told: str | None = None
+        self._url_sent: str | None = None
 
     async def here(self) -> str:
         """Return the node's address."""
@@ -117,10 +117,10 @@ class NodeKeeper:
         if self._serves is None:  # read once, since other processes may overwrite the file
             self._serves = read_address(self._home.address, worker.pid)
         if (
-            self._told is not None and read_address(self._home.address) is None
+            self._url_sent is not None and read_address(self._home.address) is None
         ):  # the process that wrote the file is gone
             with contextlib.suppress(OSError):
-                write_address(self._home.address, self._told)
+                write_address(self._home.address, self._url_sent)
         code = ending.result() if ending.done() else None
         sign = worker.sign
         return asdict(
@@ -136,7 +136,7 @@ class NodeKeeper:
 
     async def tell(self, url: str) -> None:
         """Write the URL of the run's gateway to the address file, for a worker that calls it. Raises OSError."""
-        self._told = url
+        self._url_sent = url
         known = read_address(self._home.address)
         if known is None or reachable(known, self._host) != url:
             # a file that already has this URL may be the gateway's own, which must stay valid after this keeper's end
@@ -160,7 +160,7 @@ class NodeKeeper:
         return self._worker, self._ending
 
 
-class OnRay(NodeKeeper):
+class RayKeeper(NodeKeeper):
     """A keeper that runs as a Ray actor."""
 
     def __init__(self) -> None:
@@ -174,8 +174,8 @@ class OnRay(NodeKeeper):
 # ---------------------------------------------------------------- on the supervisor's machine
 
 
-EVERY_S = 1.0
-_FAREWELL_S = 5.0
+POLL_S = 1.0
+_STOP_MARGIN_S = 5.0
 _FAILED = 1
 
 
@@ -200,9 +200,9 @@ class PlacedWorker:
         self._place: RayPlace | None = None
         self._life: asyncio.Task[int] | None = None
         self._at, self._last_line = (0, ""), ""
-        self._told: str | None = None
-        self._wanted: str | None = None
-        self._given, self._put = dict[str, str](), dict[str, str]()
+        self._url_sent: str | None = None
+        self._gateway_url: str | None = None
+        self._files, self._files_sent = dict[str, str](), dict[str, str]()
         self._left = asyncio.Event()
 
     @property
@@ -224,11 +224,11 @@ class PlacedWorker:
 
     async def start(self) -> None:
         self._place = None
-        self._at, self._last_line, self.url, self._told = (0, ""), "", None, None
-        self._put.clear()
+        self._at, self._last_line, self.url, self._url_sent = (0, ""), "", None, None
+        self._files_sent.clear()
         self._left = asyncio.Event()
         self._hear(Sign(doing="waiting for a node"))
-        self._life = asyncio.create_task(self._live())
+        self._life = asyncio.create_task(self._run_until_left())
 
     async def ended(self) -> int:
         if self._life is None:
@@ -241,7 +241,7 @@ class PlacedWorker:
         alone = not self.pid  # a worker that waits for a node has no process
         if self.pid and self._place is not None:
             with contextlib.suppress(Exception):  # whatever is wrong with the node, the place is released below
-                async with asyncio.timeout(grace_s + _FAREWELL_S):
+                async with asyncio.timeout(grace_s + _STOP_MARGIN_S):
                     alone = await self._place.keeper.stop(grace_s)
                     await self.ended()
         await self._leave()
@@ -250,7 +250,7 @@ class PlacedWorker:
     async def kill(self) -> None:
         if self.running and self._place is not None and self.pid:
             with contextlib.suppress(Exception):
-                async with asyncio.timeout(_FAREWELL_S):
+                async with asyncio.timeout(_STOP_MARGIN_S):
                     await self._place.keeper.kill()
                     await self.ended()
         await self._leave()
@@ -260,19 +260,19 @@ class PlacedWorker:
 
     async def tell(self, url: str, grace_s: float) -> None:
         """Set the URL of the run's gateway. A worker that already has another URL is stopped, so that it restarts with the new one."""
-        self._wanted = url
-        if self._told not in (None, url) and self.running:
+        self._gateway_url = url
+        if self._url_sent not in (None, url) and self.running:
             await self.stop(grace_s)
 
     def give(self, name: str, text: str) -> None:
         """Write a file of the run on this worker's node and on every node that it moves to later."""
-        self._given[name] = text
+        self._files[name] = text
 
     # ------------------------------------------------------------ life cycle
 
-    async def _live(self) -> int:
+    async def _run_until_left(self) -> int:
         """Run from the request for a place until the worker ends or its place is released. Return the exit code."""
-        hearing, left = asyncio.ensure_future(self._hear_out()), asyncio.ensure_future(self._left.wait())
+        hearing, left = asyncio.ensure_future(self._run_on_node()), asyncio.ensure_future(self._left.wait())
         try:
             await asyncio.wait({hearing, left}, return_when=asyncio.FIRST_COMPLETED)
             return hearing.result() if hearing.done() else -signal.SIGKILL
@@ -285,19 +285,19 @@ class PlacedWorker:
                 with contextlib.suppress(Exception):  # the cluster may be gone
                     self._place.leave()
 
-    async def _hear_out(self) -> int:
+    async def _run_on_node(self) -> int:
         """Request a place, start the worker there and poll its node until the worker ends. Return the exit code."""
         try:
             self._place = place = self._open()
             await self._placed(place)
             while True:
                 look = RemoteState(**await place.keeper.look())
-                self._take(look)
+                self._record_state(look)
                 if look.code is not None:
                     self._last_line = look.last_line
                     return look.code
-                await self._bring(place.keeper)
-                await asyncio.sleep(EVERY_S)
+                await self._send_pending(place.keeper)
+                await asyncio.sleep(POLL_S)
         except (Unavailable, StorageFull) as error:
             self._hear(Sign(doing=self._doing, failed=str(error), outside=True))
         except OSError as error:
@@ -319,36 +319,36 @@ class PlacedWorker:
         async def starting() -> Sign:
             return Sign(doing=f"starting on {node}")
 
-        node = await self._saying(place.keeper.here(), waiting)
-        pid = await self._saying(place.keeper.start(self._order.plain()), starting)
+        node = await self._await_with_signs(place.keeper.here(), waiting)
+        pid = await self._await_with_signs(place.keeper.start(self._order.plain()), starting)
         self._at = (pid, node)
         self._hear(Sign(doing="starting"))
         self._say(self.name, f"placed on {node} (pid {pid})")
 
-    async def _saying(self, asked: Awaitable[_T], sign: Callable[[], Awaitable[Sign]]) -> _T:
+    async def _await_with_signs(self, asked: Awaitable[_T], sign: Callable[[], Awaitable[Sign]]) -> _T:
         """Wait for an answer and return it. Until it arrives, `sign` replaces the worker's own heartbeats."""
         answer = asyncio.ensure_future(asked)
         try:
             while not answer.done():
-                await asyncio.wait({answer}, timeout=EVERY_S)
+                await asyncio.wait({answer}, timeout=POLL_S)
                 if not answer.done():
                     self._hear(await sign())
             return answer.result()
         finally:
             answer.cancel()
 
-    async def _bring(self, keeper: _Calls) -> None:
+    async def _send_pending(self, keeper: _KeeperCalls) -> None:
         """Send the node the URL and the files that it still lacks. After an OSError, such as a full disk, the next poll retries."""
         with contextlib.suppress(OSError):
-            if self._wanted is not None and self._told is None:
-                await keeper.tell(self._wanted)
-                self._told = self._wanted
-            for name, text in list(self._given.items()):
-                if self._put.get(name) != text:
+            if self._gateway_url is not None and self._url_sent is None:
+                await keeper.tell(self._gateway_url)
+                self._url_sent = self._gateway_url
+            for name, text in list(self._files.items()):
+                if self._files_sent.get(name) != text:
                     await keeper.put(name, text)
-                    self._put[name] = text
+                    self._files_sent[name] = text
 
-    def _take(self, look: RemoteState) -> None:
+    def _record_state(self, look: RemoteState) -> None:
         self.heard = asyncio.get_running_loop().time() - look.silent_s
         self.was_ready |= look.ready
         self.url = None if look.url is None else reachable(look.url, self.node)
@@ -399,8 +399,8 @@ class RayCluster:
             raise BadConfig(
                 f"ray.address {config.address!r}: {error}; start a cluster with `ray start --head`, or name one that runs"
             ) from error
-        self._room = _Asked(lambda: (self._ray.available_resources(), self._ray.cluster_resources()))
-        self._draining = _Asked(_draining)
+        self._room = _CachedQuery(lambda: (self._ray.available_resources(), self._ray.cluster_resources()))
+        self._draining = _CachedQuery(_draining)
         try:
             bundles = [self._needs(name) for name in crew]
             self._group = self._ray.util.placement_group(bundles, strategy=config.strategy)
@@ -435,7 +435,7 @@ class RayCluster:
             scheduling = importlib.import_module("ray.util.scheduling_strategies")
             strategy = scheduling.PlacementGroupSchedulingStrategy(self._group, self._crew.index(name))
         actor = (
-            self._ray.remote(OnRay)
+            self._ray.remote(RayKeeper)
             .options(
                 num_cpus=needs["CPU"],
                 num_gpus=needs.get("GPU", 0),
@@ -449,10 +449,10 @@ class RayCluster:
         return RayPlace(self._ray, actor, needs, self._room, self._config.patience_s)
 
 
-_LOOK_S = 1.0
+_QUERY_INTERVAL_S = 1.0
 
 
-class _Asked(Generic[_T]):
+class _CachedQuery(Generic[_T]):
     """A cached query to Ray's head, which may be slow: a thread runs it at most once a second, and all callers share the answer."""
 
     def __init__(self, ask: Callable[[], _T]) -> None:
@@ -463,10 +463,10 @@ class _Asked(Generic[_T]):
     async def seen(self) -> _T:
         """Return the newest answer. Raises Unavailable if there is none within a second, and whatever `ask` raises."""
         now = asyncio.get_running_loop().time()
-        if self._asking is None or (self._asking.done() and now - self._asked_at >= _LOOK_S):
+        if self._asking is None or (self._asking.done() and now - self._asked_at >= _QUERY_INTERVAL_S):
             self._asking, self._asked_at = asyncio.ensure_future(asyncio.to_thread(self._ask)), now
         asking = self._asking
-        await asyncio.wait({asking}, timeout=_LOOK_S)
+        await asyncio.wait({asking}, timeout=_QUERY_INTERVAL_S)
         if not asking.done():
             raise Unavailable("Ray's head (ray.address) does not answer; `ray status` there says whether it runs")
         return asking.result()
@@ -480,10 +480,15 @@ class RayPlace:
     """
 
     def __init__(
-        self, ray: Any, actor: Any, needs: _Amounts, room: _Asked[tuple[_Amounts, _Amounts]], patience_s: float
+        self,
+        ray: Any,
+        actor: Any,
+        needs: _Resources,
+        room: _CachedQuery[tuple[_Resources, _Resources]],
+        patience_s: float,
     ) -> None:
         self._ray, self._actor, self._needs, self._room = ray, actor, needs, room
-        self.keeper = _Calls(ray, actor, patience_s)
+        self.keeper = _KeeperCalls(ray, actor, patience_s)
 
     @property
     def node_name(self) -> str:
@@ -508,9 +513,9 @@ class RayPlace:
 _START_S = 15.0  # added to `patience_s` for a start, which writes files and spawns a process
 
 
-class _Calls:
-    """`OnRay`'s methods as calls to the actor. They raise Unavailable if the actor is gone or does not answer for `patience_s`, NodeFailed
-    if it can never work on that node, and the OSErrors and Ostinato errors that the keeper raised.
+class _KeeperCalls:
+    """`RayKeeper`'s methods as calls to the actor. They raise Unavailable if the actor is gone or does not answer for `patience_s`,
+    NodeFailed if it can never work on that node, and the OSErrors and Ostinato errors that the keeper raised.
     """
 
     def __init__(self, ray: Any, actor: Any, patience_s: float) -> None:

@@ -79,9 +79,9 @@ class Worker(Protocol):
 # ---------------------------------------------------------------- the restart policy
 
 
-FIRST_WAIT_S = 0.5
+FIRST_PAUSE_S = 0.5
 STEADY_S = 30.0
-_OWN_FAULT = frozenset(
+_CRASH_SIGNALS = frozenset(
     {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP}
 )
 
@@ -117,7 +117,7 @@ def ending(code: int, sign: Sign | None, last_line: str) -> Ending:
     if code < 0:
         known = -code in set(signal.Signals)  # few real-time signals have a name
         name = signal.Signals(-code).name if known else f"signal {-code}"
-        crashed = -code in _OWN_FAULT
+        crashed = -code in _CRASH_SIGNALS
         hint = "; is memory short?" if -code == signal.SIGKILL else ""
         return Ending(reason=f"{'crashed with' if crashed else 'was killed by'} {name}{hint}", fault=crashed)
     return Ending(reason=f"ended with code {code}" + (f": {last_line}" if last_line else ""), fault=True)
@@ -144,7 +144,7 @@ class Failures:
     @property
     def wait_s(self) -> float:
         """The pause before the next start: exponential back-off over ends in quick succession."""
-        return min(FIRST_WAIT_S * 2 ** min(max(self.quick - 1, 0), 32), self.limits.longest_wait_s)
+        return min(FIRST_PAUSE_S * 2 ** min(max(self.quick - 1, 0), 32), self.limits.longest_wait_s)
 
 
 # ---------------------------------------------------------------- supervision
@@ -152,7 +152,7 @@ class Failures:
 
 Event = Callable[[str, str], None]
 """Called with the worker's name and a message about an event."""
-_HEAD_START_LOOK_S = 0.1
+_HEAD_START_POLL_S = 0.1
 
 
 class WorkerFailed(OstinatoError):
@@ -218,7 +218,7 @@ class Supervisor:
         self._stopped, self._group = False, asyncio.TaskGroup()
         self._keeping = dict[str, asyncio.Task[None]]()
         self._failed: WorkerFailed | None = None
-        self._slept_at = 0.0
+        self._checked_at = 0.0
 
     def stop(self) -> None:
         """Tell `run` to stop all workers and return."""
@@ -244,18 +244,18 @@ class Supervisor:
         """Run until `stop`, then stop all workers. Raises WorkerFailed if a worker's permanent failure ended the run."""
         async with self._group:
             for watched in self.watched:
-                self._group.create_task(self._keep_in_turn(watched))
+                self._group.create_task(self._keep_after_head_start(watched))
         if self._failed is not None:
             raise self._failed
 
-    async def _keep_in_turn(self, watched: Watched) -> None:
+    async def _keep_after_head_start(self, watched: Watched) -> None:
         """Keep one of the initial workers alive, after the front's head start."""
         front = next((each for each in self.watched if each.worker is self._front), None)
         if front is not None and front is not watched:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._head_start_s):
                     while not (front.worker.was_ready or front.reason or watched.told.is_set()):
-                        await _rest(watched, _HEAD_START_LOOK_S)
+                        await _pause(watched, _HEAD_START_POLL_S)
         await self._keep(watched)
 
     async def _keep(self, watched: Watched) -> None:
@@ -264,7 +264,7 @@ class Supervisor:
         worker, failures = watched.worker, Failures(self._limits)
         while not watched.told.is_set():
             started = loop.time()
-            end = await self._life_of(watched)
+            end = await self._run_once(watched)
             if end is None:
                 watched.turn(Condition.STOPPED)
                 return
@@ -277,14 +277,14 @@ class Supervisor:
             watched.turn(Condition.WAITING)
             watched.restarts += 1
             self._say(worker.name, f"{end.reason}; starts again in {failures.wait_s:.1f} s")
-            await _rest(watched, failures.wait_s)
+            await _pause(watched, failures.wait_s)
         watched.turn(Condition.STOPPED)
 
     def _is_depended_on(self, worker: Worker) -> bool:
         """Return True for a front that has served: the cause of its failures may pass, and late service is better than none."""
         return worker is self._front and worker.was_ready
 
-    async def _life_of(self, watched: Watched) -> Ending | None:
+    async def _run_once(self, watched: Watched) -> Ending | None:
         """Start the worker and return how it ended; None if it was told to stop."""
         worker = watched.worker
         try:
@@ -297,16 +297,16 @@ class Supervisor:
         watched.turn(Condition.RUNNING)
         if worker.pid:  # a worker on a node gets its pid later
             self._say(worker.name, f"started (pid {worker.pid})")
-        return await self._end_of(watched)
+        return await self._wait_for_end(watched)
 
-    async def _end_of(self, watched: Watched) -> Ending | None:
+    async def _wait_for_end(self, watched: Watched) -> Ending | None:
         """Wait until the worker ends, kill it if it hangs, and return how it ended; None if it was told to stop."""
         worker = watched.worker
         ended = asyncio.ensure_future(worker.ended())
         stop = asyncio.ensure_future(watched.told.wait())
         why = None
         while why is None and not ended.done() and not stop.done():
-            await asyncio.wait({ended, stop}, timeout=self._look_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({ended, stop}, timeout=self._check_interval_s, return_when=asyncio.FIRST_COMPLETED)
             why = None if ended.done() else self._hung(worker)
         stop.cancel()
         if not ended.done():
@@ -320,14 +320,14 @@ class Supervisor:
         return None if watched.told.is_set() else ending(code, worker.sign, worker.last_line())
 
     @property
-    def _look_s(self) -> float:
+    def _check_interval_s(self) -> float:
         return min(1.0, self._limits.silence_s / 4)
 
     def _hung(self, worker: Worker) -> str | None:
         """Return why the worker counts as hung, or None. If this process was suspended, all silences are counted from now on."""
         now = asyncio.get_running_loop().time()
-        gap, self._slept_at = now - self._slept_at, now
-        if gap > 4 * self._look_s + 1.0:
+        gap, self._checked_at = now - self._checked_at, now
+        if gap > 4 * self._check_interval_s + 1.0:
             for each in self.watched:
                 each.worker.heard = max(each.worker.heard, now)
         return hung(worker.sign, now - worker.heard, self._limits)
@@ -359,7 +359,7 @@ async def _unless_told(watched: Watched, start: Coroutine[Any, Any, None]) -> bo
     return True
 
 
-async def _rest(watched: Watched, seconds: float) -> None:
+async def _pause(watched: Watched, seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(watched.told.wait(), seconds)
 
@@ -367,7 +367,7 @@ async def _rest(watched: Watched, seconds: float) -> None:
 # ---------------------------------------------------------------- the status board
 
 
-EVERY_S = 2.0
+BOARD_INTERVAL_S = 2.0
 
 
 class Board:
@@ -377,10 +377,10 @@ class Board:
         self._path, self._crew = path, crew
 
     async def keep(self) -> None:
-        """Write the board every `EVERY_S` seconds until cancelled."""
+        """Write the board every `BOARD_INTERVAL_S` seconds until cancelled."""
         while True:
             self.write()
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(BOARD_INTERVAL_S)
 
     def write(self, ended: str | None = None) -> None:
         """Write the current state. A full disk is ignored: only the board is lost."""

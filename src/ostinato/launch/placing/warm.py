@@ -25,11 +25,11 @@ from typing import Any
 from ostinato.launch.placing import process, warm_process
 from ostinato.launch.placing.heartbeat import LISTEN_FD, PARENT, PULSE_FD
 from ostinato.launch.placing.process import OUTPUT, THREADS, Child
-from ostinato.launch.placing.warm_process import GO, LIBRARIES, MOST_BYTES, MOST_FILES, READY, ROOM
+from ostinato.launch.placing.warm_process import ARGV_ROOM, GO, LIBRARIES, MOST_BYTES, MOST_FILES, READY
 
-OFF = "OSTINATO_NO_FORKS"
+NO_FORKS = "OSTINATO_NO_FORKS"
 """Environment variable that, if set, disables forking: every worker is spawned."""
-OWN = {PARENT, PULSE_FD, LISTEN_FD, OUTPUT, OFF}
+PER_WORKER = {PARENT, PULSE_FD, LISTEN_FD, OUTPUT, NO_FORKS}
 """Environment variables in which forked workers may differ, since no import reads them."""
 _IMPORTS_S, _FORK_S = 300.0, 20.0  # timeouts
 _PR_SET_CHILD_SUBREAPER = 36
@@ -40,7 +40,7 @@ _LOG = logging.getLogger(__name__)
 
 def possible() -> bool:
     """Return True if workers can be forked here and this process can wait for them."""
-    if sys.platform != "linux" or os.environ.get(OFF) or process.spawn is not asyncio.create_subprocess_exec:
+    if sys.platform != "linux" or os.environ.get(NO_FORKS) or process.spawn is not asyncio.create_subprocess_exec:
         return False
     if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # inherited from a parent; children could not be waited for
         return False
@@ -77,9 +77,9 @@ class WarmProcess:
     """
 
     def __init__(self, libraries: Sequence[str] = LIBRARIES, say: Callable[[str], None] = _LOG.warning) -> None:
-        self._libraries, self._say, self._one = libraries, say, asyncio.Lock()
+        self._libraries, self._say, self._lock = libraries, say, asyncio.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._patience_s, self._followed = _IMPORTS_S, False
+        self._patience_s, self._restarted = _IMPORTS_S, False
         self._start()
 
     @property
@@ -90,7 +90,7 @@ class WarmProcess:
     def close(self) -> None:
         """End the fork server. The workers live on."""
         self._ready = False
-        self._line.close()
+        self._socket.close()
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -109,20 +109,22 @@ class WarmProcess:
         if argv[:2] == (sys.executable, "-m"):
             asked = {"words": argv[2:], "cwd": str(cwd or os.getcwd()), "env": dict(env), "fds": list(pass_fds)}
             request, files = json.dumps(asked).encode(), [stdout.fileno(), stdout.fileno(), *pass_fds]
-            async with self._one:
+            async with self._lock:
                 self._follow_environment()
-                fits = len(request) < MOST_BYTES and len(files) < MOST_FILES and _shared(env) == self._environment
+                fits = (
+                    len(request) < MOST_BYTES and len(files) < MOST_FILES and _seen_by_imports(env) == self._environment
+                )
                 if fits and await self._warm() and (forked := await self._fork(request, files)) is not None:
                     return forked
         return await asyncio.create_subprocess_exec(*argv, cwd=cwd, stdout=stdout, env=env, pass_fds=pass_fds, **others)
 
     def _start(self) -> None:
-        self._ready, self._environment = False, _shared(os.environ | THREADS)
-        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._line.setblocking(False)
+        self._ready, self._environment = False, _seen_by_imports(os.environ | THREADS)
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)
         with theirs, contextlib.suppress(OSError):  # without a fork server workers are spawned
             self._process = subprocess.Popen(
-                [sys.executable, "-m", warm_process.__name__, str(theirs.fileno()), *self._libraries, " " * ROOM],
+                [sys.executable, "-m", warm_process.__name__, str(theirs.fileno()), *self._libraries, " " * ARGV_ROOM],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -131,18 +133,18 @@ class WarmProcess:
                 start_new_session=True,  # Ctrl-C at the terminal is for the supervisor only
             )
 
-    def _begin_anew(self) -> None:
+    def _restart(self) -> None:
         self.close()
         self._start()
 
     def _follow_environment(self) -> None:
         """Restart the fork server if this process's environment has changed since, e.g. for a read-only home directory; only once."""
-        now = _shared(os.environ | THREADS)
+        now = _seen_by_imports(os.environ | THREADS)
         if self._process is None or now == self._environment:
             return
-        if not self._followed:
-            self._followed = True
-            self._begin_anew()
+        if not self._restarted:
+            self._restarted = True
+            self._restart()
             return
         names = {name for name, _ in now.items() ^ self._environment.items()}
         self._give_up(f"the environment changes again and again ({', '.join(sorted(names))})")
@@ -152,7 +154,7 @@ class WarmProcess:
         if not self._ready and self._process is not None:
             try:
                 async with asyncio.timeout(self._patience_s):
-                    said = await asyncio.get_running_loop().sock_recv(self._line, MOST_BYTES)
+                    said = await asyncio.get_running_loop().sock_recv(self._socket, MOST_BYTES)
             except TimeoutError:
                 if self._patience_s:
                     self._give_up("their imports took too long")
@@ -161,7 +163,7 @@ class WarmProcess:
                 said = b""
             if not said and await asyncio.to_thread(self._process.wait) < 0:  # killed, e.g. for lack of memory
                 self._patience_s = 0.0
-                self._begin_anew()
+                self._restart()
                 return False
             if said != READY:
                 self._give_up(said.decode() or "their imports failed")
@@ -201,15 +203,15 @@ class WarmProcess:
             os.close(go)
             _adopt(False)
             if pid == 0:
-                self._begin_anew()  # also after a cancellation, since the reply to this request would be taken for the next one's
+                self._restart()  # also after a cancellation, since the reply to this request would be taken for the next one's
         return None
 
     async def _ask(self, request: bytes, files: Sequence[int]) -> int:
         """Request a fork. Return the worker's pid, -1 if the system has no room for a process, or 0 if no reply came."""
         try:
-            socket.send_fds(self._line, [request], list(files))
+            socket.send_fds(self._socket, [request], list(files))
             async with asyncio.timeout(_FORK_S):
-                return int(await asyncio.get_running_loop().sock_recv(self._line, 32) or b"0")
+                return int(await asyncio.get_running_loop().sock_recv(self._socket, 32) or b"0")
         except OSError:  # a timeout, too
             return 0
 
@@ -242,9 +244,9 @@ class ForkedWorker:
         self._ended.set()
 
 
-def _shared(environment: Mapping[str, str]) -> dict[str, str]:
+def _seen_by_imports(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the part of an environment that imports may read. It must be the same in a forked worker."""
-    return {name: value for name, value in environment.items() if name not in OWN}
+    return {name: value for name, value in environment.items() if name not in PER_WORKER}
 
 
 def _adopt(orphans: bool) -> None:

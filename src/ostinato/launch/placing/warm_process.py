@@ -38,9 +38,9 @@ READY, GO = b"ready", b"1"
 """This process's message once it can fork, and the go signal that a forked worker reads from the last file of its request."""
 MOST_BYTES, MOST_FILES = 1 << 17, 16
 """Limits of a request, which is a datagram: its bytes, mostly the environment, and its file descriptors."""
-ROOM = 4096
+ARGV_ROOM = 4096
 """Characters reserved in this process's command line, over which a worker's command line is written."""
-_LOOK_S = 0.001
+_REPARENT_POLL_S = 0.001
 
 
 def main() -> None:
@@ -87,7 +87,7 @@ def fork() -> int:
         os.close(ours)
         os.close(theirs)
         while os.getppid() == helper:
-            time.sleep(_LOOK_S)
+            time.sleep(_REPARENT_POLL_S)
         return 0
     os.close(theirs)
     told = os.read(ours, 32)
@@ -124,8 +124,8 @@ def run(request: dict[str, Any], fds: Sequence[int], written: dict[str, str]) ->
     """
     os.setsid()
     words: list[str] = request["words"]
-    place([os.open(os.devnull, os.O_RDONLY), *fds], [0, 1, 2, *request["fds"]])
-    sys.stdout, sys.stderr = anew(sys.stdout), anew(sys.stderr)
+    move_descriptors([os.open(os.devnull, os.O_RDONLY), *fds], [0, 1, 2, *request["fds"]])
+    sys.stdout, sys.stderr = reopened(sys.stdout), reopened(sys.stderr)
     os.environ.clear()
     os.environ.update(written | request["env"])
     os.chdir(request["cwd"])
@@ -143,7 +143,7 @@ def reseed() -> None:
         sys.modules["numpy.random"].seed()
 
 
-def place(files: Sequence[int], numbers: Sequence[int]) -> None:
+def move_descriptors(files: Sequence[int], numbers: Sequence[int]) -> None:
     """Move open file descriptors to these numbers and make them inheritable."""
     free = max([*numbers, *files]) + 1
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, free) for fd in files]
@@ -154,7 +154,7 @@ def place(files: Sequence[int], numbers: Sequence[int]) -> None:
         os.close(fd)
 
 
-def anew(stream: TextIO) -> TextIO:
+def reopened(stream: TextIO) -> TextIO:
     """Reopen a stream on the file that now has its descriptor, since the old stream remembers whether the old file was seekable."""
     now, file = cast("io.TextIOWrapper", stream), io.FileIO(stream.fileno(), "wb", closefd=False)
     unbuffered = isinstance(now.buffer, io.RawIOBase)  # by `python -u` or PYTHONUNBUFFERED

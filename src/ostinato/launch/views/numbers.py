@@ -34,7 +34,7 @@ from ostinato.status.progress_lines import last_lines
 from ostinato.status.summary import FOLD, RATED, RatedTurn, Summary
 from ostinato.status.worker_status import read_board
 
-_LOOK_S = 5.0
+_ALARM_POLL_S = 5.0
 
 
 class RunNumbers(Collector):
@@ -104,13 +104,13 @@ async def watch_alarms(log: RowLog, standing: set[str]) -> None:
                 if isinstance(row, Alarm):
                     (standing.add if row.state is AlarmState.RAISED else standing.discard)(row.name)
             cursor = newest  # rows appended meanwhile are read twice, in order, which is harmless
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_ALARM_POLL_S)
 
 
 # ---------------------------------------------------------------- learning
 
 
-_LEARNING_S = 30.0
+_LEARNING_POLL_S = 30.0
 _ACTIONS = {"shipped": 0, "blocked": 0, "rolled_back": 0}
 """Exported as 0 from the start, because Prometheus misses the first increase of a counter that appears with it."""
 
@@ -274,7 +274,7 @@ async def watch_branches(branches: BranchReader, board: Path, numbers: LearningN
     """Until cancelled, set the tenants' branches in `numbers`. `board`: the supervisor's status board."""
     while True:
         numbers.branches = await branches.now(await asyncio.to_thread(read_board, board))
-        await asyncio.sleep(_LEARNING_S)
+        await asyncio.sleep(_LEARNING_POLL_S)
 
 
 async def watch_learning(log: RowLog, folds: Folds, ledger: ReleaseLedger, numbers: LearningNumbers) -> None:
@@ -294,4 +294,4 @@ async def watch_learning(log: RowLog, folds: Folds, ledger: ReleaseLedger, numbe
                     if moved and numbers.summary is not None:
                         numbers.dials = await asyncio.to_thread(_dials_of, numbers)
                         numbers.styles = await asyncio.to_thread(numbers.summary.styles.effects)
-        await asyncio.sleep(_LEARNING_S)
+        await asyncio.sleep(_LEARNING_POLL_S)

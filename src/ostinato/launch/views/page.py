@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # a gateway imports it only once it serves
 _TIMEOUT_S = 120.0
 
 
-class RunActs:
+class RunActions:
     """The operator's actions on one run, like the commands of the same names. Release actions run one at a time: of two people who act on
     the same live version, the second gets Conflict.
     """
@@ -175,7 +175,7 @@ class RunPage:
         self._closing.callback(facts.close)
         worlds = RunWorlds(run.home, run.config, log, pieces, readers=renderer.reader, shipped=facts.shipped)
         self._closing.callback(worlds.close)
-        self._pages = Pages(facts, worlds, RunActs(run), wall_clock, self._audit)
+        self._pages = Pages(facts, worlds, RunActions(run), wall_clock, self._audit)
         self._closing.callback(self._pages.end)
         return self._pages.routes
 
@@ -214,15 +214,15 @@ PATIENCE_S = 60.0
 
 
 @contextlib.asynccontextmanager
-async def looking(run: Run, *, turns_s: float = math.inf) -> AsyncGenerator[RunFacts]:
+async def open_facts(run: Run, *, turns_s: float = math.inf) -> AsyncGenerator[RunFacts]:
     """Open a run's facts: all decisions, and as many turns, newest first, as can be read in `turns_s` seconds.
 
     Only the gateway may write the page's index, so the missing rows are read into a temporary copy.
     """
     with tempfile.TemporaryDirectory(prefix="ostinato-") as folder, open_log(run.config) as log:
         index = Path(folder) / INDEX
-        copy(run.home.folds / INDEX, index)
-        made = RunFacts(run, log, Spelling(run.config), wall_clock, index=index, patience_s=PATIENCE_S)
+        copy_index(run.home.folds / INDEX, index)
+        made = RunFacts(run, log, TokenBytes(run.config), wall_clock, index=index, patience_s=PATIENCE_S)
         with contextlib.closing(made) as facts:
             await facts.feed.decided()
             until = time.monotonic() + turns_s
@@ -231,7 +231,7 @@ async def looking(run: Run, *, turns_s: float = math.inf) -> AsyncGenerator[RunF
             yield facts
 
 
-def copy(index: Path, to: Path) -> None:
+def copy_index(index: Path, to: Path) -> None:
     """Copy a consistent snapshot of the index. A missing or unreadable one is not copied; it is then rebuilt from the log."""
     if not index.exists():
         return
@@ -245,7 +245,7 @@ def copy(index: Path, to: Path) -> None:
         remove(to)
 
 
-class Spelling:
+class TokenBytes:
     """Maps a token id to its bytes, with the tokenizer of the run's model, loaded on first use. Always b"" if it cannot be loaded."""
 
     def __init__(self, config: Config) -> None:

@@ -18,9 +18,9 @@ from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import OstinatoError
 from ostinato.launch.views.progress import Progress, kept_bytes
-from ostinato.launch.workers.prepare import prepared
+from ostinato.launch.workers.prepare import await_prepared
 from ostinato.launch.workers.shutdown import unless
-from ostinato.launch.workers.worker_main import Life, act
+from ostinato.launch.workers.worker_main import WorkerContext, run_in_role
 from ostinato.record.restore import sweep_restorations
 from ostinato.status import summary
 
@@ -28,55 +28,55 @@ logger = logging.getLogger(__name__)
 
 SUMMARY_S = 20.0
 """Seconds between two saves of the summary."""
-LEFT_S = 3600.0
+LEFTOVER_AGE_S = 3600.0
 """Age in seconds beyond which a partial file must be the leftover of a killed writer."""
 
 
-async def housekeeping(config: Config, life: Life) -> None:
-    """Tidy up until told to stop. Raises what `act` raises."""
-    tidying = asyncio.create_task(_tidy_here(config))
+async def housekeeping(config: Config, context: WorkerContext) -> None:
+    """Tidy up until told to stop. Raises what `run_in_role` raises."""
+    tidying = asyncio.create_task(_tidy_this_machine(config))
 
     async def work(run: Run) -> None:
         tidying.cancel()
-        await unless(life.stopping, _work(run, life))
+        await unless(context.stopping, _work(run, context))
 
     try:
-        await act(config, life, "housekeeping", work)
+        await run_in_role(config, context, "housekeeping", work)
     finally:
         tidying.cancel()
 
 
-async def _tidy_here(config: Config) -> None:
+async def _tidy_this_machine(config: Config) -> None:
     """Remove leftovers from this machine's disk until cancelled, even while a worker on another machine has the role."""
     while True:
         with contextlib.suppress(OSError):  # tried again in the next round
-            remove_leftovers(home(config).root, wall_clock() - LEFT_S)
+            remove_leftovers(home(config).root, wall_clock() - LEFTOVER_AGE_S)
         await asyncio.sleep(config.housekeeping.every_s)
 
 
-async def _work(run: Run, life: Life) -> None:
-    life.pulse.begin("waiting for version 0")  # another worker makes it, with its own time limit
-    await prepared(run)
-    rounds = Rounds(run, life)
-    life.pulse.begin("reading the log")
+async def _work(run: Run, context: WorkerContext) -> None:
+    context.pulse.begin("waiting for version 0")  # another worker makes it, with its own time limit
+    await await_prepared(run)
+    rounds = Rounds(run, context)
+    context.pulse.begin("reading the log")
     seen, read = await summary.summarise(run.log, run.folds, await run.log.append())
     if read:
-        await rounds.attempt("the summary", lambda: _keep(run, seen))
+        await rounds.attempt("the summary", lambda: _save_summary(run, seen))
     while True:
-        with life.pulse.during("tidying up", run.config.supervise.work_s):
+        with context.pulse.during("tidying up", run.config.supervise.work_s):
             await rounds.tidy()
         until = asyncio.get_running_loop().time() + run.config.housekeeping.every_s
         while (left := until - asyncio.get_running_loop().time()) > 0:
-            life.pulse.begin("waiting for the next round")
-            await rounds.attempt("the summary", lambda: _refresh(run, seen))
+            context.pulse.begin("waiting for the next round")
+            await rounds.attempt("the summary", lambda: _update_summary(run, seen))
             await asyncio.sleep(min(SUMMARY_S, left))
 
 
-async def _refresh(run: Run, seen: summary.Summary) -> str:
-    return await _keep(run, seen) if await summary.catch_up(seen, run.log) else ""
+async def _update_summary(run: Run, seen: summary.Summary) -> str:
+    return await _save_summary(run, seen) if await summary.catch_up(seen, run.log) else ""
 
 
-async def _keep(run: Run, seen: summary.Summary) -> str:
+async def _save_summary(run: Run, seen: summary.Summary) -> str:
     await summary.keep(seen, run.folds)
     return ""
 
@@ -84,11 +84,11 @@ async def _keep(run: Run, seen: summary.Summary) -> str:
 class Rounds:
     """The chores of a run. Their reports go to the progress file; a failed chore is the worker's `trouble` until it succeeds."""
 
-    def __init__(self, run: Run, life: Life) -> None:
+    def __init__(self, run: Run, context: WorkerContext) -> None:
         self._run = run
         self._progress = Progress(run.home.progress("housekeeping"), kept_bytes(run.config))
         self._failing: dict[str, str] = {}
-        life.pulse.trouble = lambda: "; ".join(self._failing.values()) or None
+        context.pulse.trouble = lambda: "; ".join(self._failing.values()) or None
 
     async def tidy(self) -> None:
         started = wall_clock()
@@ -133,7 +133,7 @@ class Rounds:
         return f"wrote to the log that {told} were forgotten" if told else ""
 
     async def _leftovers(self) -> str:
-        gone = remove_leftovers(self._run.home.root, wall_clock() - LEFT_S)
+        gone = remove_leftovers(self._run.home.root, wall_clock() - LEFTOVER_AGE_S)
         return f"removed {', '.join(gone)}" if gone else ""
 
 

@@ -15,7 +15,7 @@ from ostinato.core.errors import BadConfig
 from ostinato.core.records import ReleaseEvent
 from ostinato.weights.publish.publisher import VersionPublisher
 
-_AGAIN_S = 0.2
+_POLL_S = 0.2
 
 
 async def prepare(run: Run, say: Callable[[str], None]) -> Path:
@@ -34,10 +34,10 @@ async def prepare(run: Run, say: Callable[[str], None]) -> Path:
     return path
 
 
-async def prepared(run: Run) -> None:
-    """Wait until another worker has prepared the run. For workers that load no model."""
+async def await_prepared(run: Run) -> None:
+    """Wait until another worker has await_prepared the run. For workers that load no model."""
     while await run.store.read_ref("live") is None:
-        await asyncio.sleep(_AGAIN_S)
+        await asyncio.sleep(_POLL_S)
 
 
 async def _check_unreleased(run: Run) -> None:

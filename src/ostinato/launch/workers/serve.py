@@ -34,7 +34,7 @@ from ostinato.launch.views.progress import Progress, kept_bytes
 from ostinato.launch.workers.http_server import listen
 from ostinato.launch.workers.prepare import prepare
 from ostinato.launch.workers.shutdown import unless
-from ostinato.launch.workers.worker_main import Life
+from ostinato.launch.workers.worker_main import WorkerContext
 from ostinato.model.kernels.cache import announced
 from ostinato.record.roles import hold
 from ostinato.release.alarms import note
@@ -51,16 +51,16 @@ from ostinato.status.branches import BranchReader
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 1.0
-_SPREAD_S = 20.0  # between two checks of how people's dials differ
-_REPEATED = 3  # checks after which the refused bases are recorded again: readers see only a file's newest lines
+_POLL_S = 1.0
+_DIALS_POLL_S = 20.0  # between two checks of how people's dials differ
+_REPEAT_EVERY = 3  # checks after which the refused bases are recorded again: readers see only a file's newest lines
 READER_ALARM = "serve:reader"
 """The alarm that is raised while the process that reads long requests fails."""
 ALARM = "weights:{ref}"
 """The alarm that is raised while a ref's version cannot be loaded."""
 
 
-def _is_of_others(alarm: str, refs: Sequence[str]) -> bool:
+def _is_about_other_ref(alarm: str, refs: Sequence[str]) -> bool:
     """Return True if the alarm is about a ref other than these."""
     return alarm.startswith(ALARM.format(ref="")) and alarm not in {ALARM.format(ref=ref) for ref in refs}
 
@@ -124,7 +124,7 @@ class WeightLoader:
         while True:
             with contextlib.suppress(OstinatoError):
                 if left is None or left:
-                    left = {name for name in await standing(self._log) if _is_of_others(name, refs)}
+                    left = {name for name in await standing(self._log) if _is_about_other_ref(name, refs)}
                 for name in left:
                     await note(self._log, name, raised=False, why="this ref is not followed any more", at=wall_clock())
             for ref in self._loaded | self._failing.keys():
@@ -142,26 +142,26 @@ class WeightLoader:
                     self._told[ref] = why
                 except OstinatoError as error:
                     logger.warning("the alarm about %s is not written yet: %s", ref, error)
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
 
 # ---------------------------------------------------------------- open files
 
 
-_MOST = 65_536  # even where the system sets no limit, since open files take memory
-_SHARE = 0.8  # the rest is for the log, the weights and the engine
+_MAX_OPEN_FILES = 65_536  # even where the system sets no limit, since open files take memory
+_CONNECTIONS_SHARE = 0.8  # the rest is for the log, the weights and the engine
 
 
 def room_for_connections() -> int:
     """Raise this process's limit of open files as far as allowed. Return how many of them may be connections."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    soft, hard = (_MOST if limit == resource.RLIM_INFINITY else limit for limit in limits)
-    wanted = min(hard, _MOST)
+    soft, hard = (_MAX_OPEN_FILES if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    wanted = min(hard, _MAX_OPEN_FILES)
     if soft < wanted:
         with contextlib.suppress(ValueError, OSError):  # some systems report no limit but have one
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, limits[1]))
             soft = wanted
-    return int(min(soft, _MOST) * _SHARE)
+    return int(min(soft, _MAX_OPEN_FILES) * _CONNECTIONS_SHARE)
 
 
 # ---------------------------------------------------------------- the worker
@@ -176,7 +176,7 @@ class EngineDied(OstinatoError):
     code = "engine_failed"
 
 
-async def serve(config: Config, life: Life) -> None:
+async def serve(config: Config, context: WorkerContext) -> None:
     """Serve until told to stop. The address is bound before the model is loaded.
 
     Raises BadConfig for a public address without keys or an address in use, Conflict if the run is already served, BadWeights if the live
@@ -188,16 +188,18 @@ async def serve(config: Config, life: Life) -> None:
         stack.enter_context(hold(home(config).root, "serve"))
         listener = handed_down() or bind(config.listen.host, config.listen.port)
         run = stack.enter_context(open_run(config))
-        starting = life.starting(config)
-        path = await unless(life.stopping, _prepared(run, starting))
+        starting = context.starting(config)
+        path = await unless(context.stopping, _prepared(run, starting))
         starting("loading the model")
         audit = AuditFile(run.home.audit)
         branches = BranchReader(stack.enter_context(open_branches(run.config)))
         page = stack.enter_context(open_page(run, audit, branches)) if config.serve.page else None
         progress = Progress(run.home.progress("serve"), kept_bytes(run.config))
         with announced(starting), collecting_rarely():
-            serving = await unless(life.stopping, open_serving(run, path, page and page.routes, progress.lent, audit))
-        await _run(run, serving, listener, life, page, progress, branches)
+            serving = await unless(
+                context.stopping, open_serving(run, path, page and page.routes, progress.lent, audit)
+            )
+        await _run(run, serving, listener, context, page, progress, branches)
 
 
 async def _prepared(run: Run, say: Callable[[str], None]) -> Path:
@@ -214,11 +216,11 @@ async def _prepared(run: Run, say: Callable[[str], None]) -> Path:
         return await asyncio.to_thread(model_path, run.config, say)
 
 
-class Saying:
+class ReadinessReporter:
     """Reports the gateway's URL and readiness: to the address file, the heartbeat and the log file."""
 
-    def __init__(self, life: Life, address: Path) -> None:
-        self._life, self._address = life, address
+    def __init__(self, context: WorkerContext, address: Path) -> None:
+        self._life, self._address = context, address
         self._url, self._live = "", False
         self.loaded = asyncio.Event()
 
@@ -246,7 +248,7 @@ async def _run(
     run: Run,
     serving: Serving,
     listener: socket.socket,
-    life: Life,
+    context: WorkerContext,
     page: RunPage | None,
     progress: Progress,
     branches: BranchReader,
@@ -259,36 +261,36 @@ async def _run(
     if serving.numerics is not None:
         logger.log(logging.WARNING if serving.numerics.why else logging.INFO, "%s", serving.numerics)
         progress.computing(serving.numerics)
-    saying, config = Saying(life, address), run.config.serve
+    saying, config = ReadinessReporter(context, address), run.config.serve
     connections = Connections(most=room_for_connections(), per_address=config.connections_per_address)
     numbers, learning, ledger = RunNumbers(run.home.workers), _learning_of(run), open_ledger(run)
     for each in (numbers, learning):
         serving.gateway.state.metrics.registry.register(each)
     following = WeightLoader(serving, run.log, progress, saying.live)
-    life.pulse.trouble = following.trouble
+    context.pulse.trouble = following.trouble
     await engine.start()
     try:
         async with asyncio.TaskGroup() as group:
             beside = [
                 group.create_task(following.run(served_refs(run.config))),
-                group.create_task(attend(engine, _longest_s(run.config))),
-                group.create_task(tell_reader(serving.reader, run.log)),
+                group.create_task(watch_engine(engine, _engine_timeout_s(run.config))),
+                group.create_task(watch_reader(serving.reader, run.log)),
                 group.create_task(watch_alarms(run.log, numbers.alarms)),
                 group.create_task(watch_learning(run.log, run.folds, ledger, learning)),
                 group.create_task(watch_branches(branches, run.home.workers, learning)),
                 group.create_task(follow_trial(ledger, serving.gateway, run.config.release.verified_share)),
-                group.create_task(import_later(saying.loaded)),
-                *([] if page is None else [group.create_task(page.keep(life.stopping))]),
+                group.create_task(import_deferred(saying.loaded)),
+                *([] if page is None else [group.create_task(page.keep(context.stopping))]),
                 *([] if serving.lending is None else [group.create_task(serving.lending.run())]),
             ]
             if serving.router is not None:
                 beside.append(group.create_task(serving.router.run()))
             if serving.adaptation is not None:
-                beside.append(group.create_task(tell_dials(serving.adaptation, progress)))
+                beside.append(group.create_task(record_dials(serving.adaptation, progress)))
             await listen(
                 serving.gateway,
                 listener,
-                life.stopping,
+                context.stopping,
                 saying.answering,
                 connections=connections,
                 unread_s=config.send_timeout_s,
@@ -304,18 +306,18 @@ async def _run(
             await asyncio.wait_for(engine.close(), _CLOSE_S)
 
 
-LATER = ("aiohttp",)
+DEFERRED_IMPORTS = ("aiohttp",)
 """Modules that only actions on the page need. They are imported once the gateway answers, so that the start is faster."""
 
 
-async def import_later(loaded: asyncio.Event) -> None:
-    """Import `LATER` on a thread, once the live weights are loaded."""
+async def import_deferred(loaded: asyncio.Event) -> None:
+    """Import `DEFERRED_IMPORTS` on a thread, once the live weights are loaded."""
     await loaded.wait()
-    for name in LATER:
+    for name in DEFERRED_IMPORTS:
         await asyncio.to_thread(importlib.import_module, name)
 
 
-async def tell_reader(reader: RequestReader, log: Log) -> None:
+async def watch_reader(reader: RequestReader, log: Log) -> None:
     """Until cancelled, raise an alarm when the process that reads long requests fails, and clear it once it answers again."""
     told, standing = 0, True  # an earlier process may have raised it
     while True:
@@ -326,7 +328,7 @@ async def tell_reader(reader: RequestReader, log: Log) -> None:
                 said = (why or "it ended") if raised else "long requests are read in a process of their own"
                 await note(log, READER_ALARM, raised=raised, why=said, at=wall_clock())
                 told, standing = failures, raised
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_S)
 
 
 async def follow_trial(ledger: ReleaseLedger, gateway: GatewayApp, verified: float) -> None:
@@ -336,7 +338,7 @@ async def follow_trial(ledger: ReleaseLedger, gateway: GatewayApp, verified: flo
     while True:
         with contextlib.suppress(OstinatoError):  # the shares stay as they are while the log is unavailable
             gateway.deal((await ledger.refresh()).dealt(verified))
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_S)
 
 
 def _learning_of(run: Run) -> LearningNumbers:
@@ -346,14 +348,14 @@ def _learning_of(run: Run) -> LearningNumbers:
     )
 
 
-async def tell_dials(adaptation: DialAdaptation, progress: Progress) -> None:
+async def record_dials(adaptation: DialAdaptation, progress: Progress) -> None:
     """Until cancelled, record the spread of people's dials and the refused bases whenever they change. Refused bases are also recorded
     every minute.
     """
     told, refused = None, None
     for look in itertools.count():
-        await asyncio.sleep(_SPREAD_S)
-        if [*adaptation.refused] != refused or (refused and look % _REPEATED == 0):
+        await asyncio.sleep(_DIALS_POLL_S)
+        if [*adaptation.refused] != refused or (refused and look % _REPEAT_EVERY == 0):
             refused = [*adaptation.refused]
             progress.bases(refused)
         with contextlib.suppress(OstinatoError):  # keys or states are unavailable; retried
@@ -363,12 +365,12 @@ async def tell_dials(adaptation: DialAdaptation, progress: Progress) -> None:
                 told = found
 
 
-def _longest_s(config: Config) -> float:
+def _engine_timeout_s(config: Config) -> float:
     """Return how long the engine may make no progress. No limit for vLLM: that engine itself sets hanging servers aside."""
     return math.inf if config.engine.kind == "vllm" else config.supervise.engine_s
 
 
-async def attend(engine: Engine, longest_s: float) -> None:
+async def watch_engine(engine: Engine, longest_s: float) -> None:
     """Watch the engine until cancelled. Raises EngineDied once it is dead, or has work but finished no step or command for `longest_s`."""
     loop = asyncio.get_running_loop()
     done, since = -1.0, loop.time()
@@ -383,7 +385,7 @@ async def attend(engine: Engine, longest_s: float) -> None:
             done, since = ended, now
         if now - since > longest_s:
             raise EngineDied(f"the engine has finished no step or command for {now - since:.0f} s, with work waiting")
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_S)
         since += max(
-            0.0, loop.time() - now - 2 * _LOOK_S
+            0.0, loop.time() - now - 2 * _POLL_S
         )  # time in which this whole process was suspended does not count

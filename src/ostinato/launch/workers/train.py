@@ -29,7 +29,7 @@ from ostinato.launch.placing.heartbeat import Heartbeat
 from ostinato.launch.views.progress import Progress, kept_bytes
 from ostinato.launch.workers.prepare import prepare
 from ostinato.launch.workers.shutdown import unless
-from ostinato.launch.workers.worker_main import Life, act
+from ostinato.launch.workers.worker_main import WorkerContext, run_in_role
 from ostinato.loop import step
 from ostinato.model.kernels.cache import announced
 from ostinato.reward.protocol import Asker
@@ -42,12 +42,12 @@ from ostinato.weights.version.content import version_ref
 logger = logging.getLogger(__name__)
 
 # a worker must end within `supervise.stop_s`; these seconds of it are reserved for what follows the clean-up
-_LEAVING_S = 3.0
-_LEAST_CLEANING_S = 1.0
+_EXIT_RESERVE_S = 3.0
+_MIN_CLEANING_S = 1.0
 
 # reasons why recorded steps are not repeated
-_ERASED = "has turns that were erased"
-_ANOTHER = "gives other weights than were published with its number (the settings in `train`, the version or the machine have changed)"
+_TURNS_ERASED = "has turns that were erased"
+_DIFFERS = "gives other weights than were published with its number (the settings in `train`, the version or the machine have changed)"
 
 
 class ReportingTrainer:
@@ -81,15 +81,15 @@ class TrainWorker:
         self._shared = shared_checkpoints(run)
         branch = bool(run.config.run.tenant)
         self._erasure = BranchErasure(run, learning, self._begin_at) if branch else ErasureReplay(run, learning)
-        self._unerased = ""
-        self._rows = TenantRows(run) if branch else None
+        self._erasure_error = ""
+        self._tenant_rows = TenantRows(run) if branch else None
         self._seen: PolicyVersion | None = None  # the live version that `_rebase` last checked
         # how far `_last_base` has read the log, and its result
-        self._based: tuple[Cursor, Batch | None, bool] = (0, None, False)
+        self._base_scan: tuple[Cursor, Batch | None, bool] = (0, None, False)
         pulse.trouble = lambda: (
             learning.stored.trouble
             or (self._shared and self._shared.trouble)
-            or self._unerased
+            or self._erasure_error
             or self._erasure.trouble
             or None
         )
@@ -113,20 +113,20 @@ class TrainWorker:
                     logger.info("fetched the checkpoint %s of another host's trainer", fetched)
         if await asyncio.to_thread(parts.trainer.resume, self._run.home.checkpoints):
             logger.info("resumed at step %d", parts.trainer.step_count)
-        if self._rows is not None:
+        if self._tenant_rows is not None:
             await self._resume_branch()
         named = await parts.released.candidate()
         parts.candidates.last = await self._present() or named or parts.released.live
         async with parts.candidates.repeating(named):
             async for batch in parts.desk.history(parts.trainer.step_count):
                 if any(sample.turn.redacted for sample in batch.samples):
-                    await self._leave_recorded(batch.row.step, _ERASED)
+                    await self._skip_recorded(batch.row.step, _TURNS_ERASED)
                     break
                 logger.info("taking recorded step %d again", batch.row.step)
-                with self._refusals():
+                with self._log_refusals():
                     learned = await parts.learner.trainer.step(batch)
-                    if await self._is_another(learned):
-                        await self._leave_recorded(batch.row.step, _ANOTHER)
+                    if await self._differs_from_published(learned):
+                        await self._skip_recorded(batch.row.step, _DIFFERS)
                         break
                     await parts.stored.begin(learned)
             self._refuse_older_log()
@@ -141,7 +141,7 @@ class TrainWorker:
                 "restore a newer backup of the log, or put checkpoints in its place that were copied before that backup was made"
             )
 
-    async def _is_another(self, learned: Learned) -> bool:
+    async def _differs_from_published(self, learned: Learned) -> bool:
         """Return True if a repeated step gave other weights than the version that was published with its number and the same parent.
 
         Always False with torch's kernels, whose results may differ bit by bit each time.
@@ -155,7 +155,7 @@ class TrainWorker:
         versions = await versions_between(store, number, number, self._run.name)
         return before in [await parent_of(store, each) for each in versions]
 
-    async def _leave_recorded(self, step: int, why: str) -> None:
+    async def _skip_recorded(self, step: int, why: str) -> None:
         """Skip the recorded steps from `step` on and continue from the newest stored version.
 
         Step `step` cannot be repeated, since some of its turns were erased or the training settings have changed: it would give other
@@ -200,7 +200,7 @@ class TrainWorker:
         taken = self.parts.trainer.step_count
         async for row in rows_of(self._run.log, Batch):
             if row.step > taken and not await self._is_whole(row):
-                await self._leave_recorded(row.step, _ERASED)
+                await self._skip_recorded(row.step, _TURNS_ERASED)
                 break
 
     async def _is_whole(self, row: Batch) -> bool:
@@ -221,13 +221,13 @@ class TrainWorker:
 
     async def _last_base(self) -> tuple[Batch | None, bool]:
         """Return the newest recorded step that names a base, and whether the branch was told to begin anew after it."""
-        async for cursor, row in self._run.log.read(self._based[0], {Batch, ReleaseEvent}):
-            _, found, anew = self._based
+        async for cursor, row in self._run.log.read(self._base_scan[0], {Batch, ReleaseEvent}):
+            _, found, anew = self._base_scan
             if isinstance(row, Batch) and row.base is not None:
                 found, anew = row, False
             anew = anew or (isinstance(row, ReleaseEvent) and bool(row.detail.get("anew")))
-            self._based = cursor, found, anew
-        return self._based[1:]
+            self._base_scan = cursor, found, anew
+        return self._base_scan[1:]
 
     async def _rebase(self, live: PolicyVersion) -> None:
         """Restart the branch's training at the tenant's live version if somebody shipped one of another lineage there."""
@@ -244,7 +244,7 @@ class TrainWorker:
 
         A replay that fails is the worker's `trouble` until its next start, and training continues as before.
         """
-        if self._unerased:
+        if self._erasure_error:
             return False
         try:
             if not await self._erasure.due():
@@ -252,8 +252,8 @@ class TrainWorker:
             await self._settle()
             return await self._erasure.replay(self._say, fresh=fresh)
         except (Corrupt, NotFound, Conflict, BadConfig) as error:
-            self._unerased = f"the training is not repeated without forgotten people: {error}"
-            logger.error("%s", self._unerased)
+            self._erasure_error = f"the training is not repeated without forgotten people: {error}"
+            logger.error("%s", self._erasure_error)
             if fresh and self.parts.trainer.step_count and not newest_step(self._run.home.checkpoints):
                 raise  # the only state to continue from is the one that the replay has changed
         if not fresh:
@@ -277,8 +277,8 @@ class TrainWorker:
         await self._checkpoint_if_wanted()
         if await self._erase(fresh=False):
             return
-        if self._rows is not None:
-            await self._rows.copy()
+        if self._tenant_rows is not None:
+            await self._tenant_rows.copy()
             await self._rebase(await parts.released.refresh())
         may, ready = await self.may_learn(), await parts.source.look()
         if may and not ready:
@@ -286,7 +286,7 @@ class TrainWorker:
         if not may or not ready:
             await asyncio.sleep(self._settings.poll_s)
             return
-        with self._refusals():
+        with self._log_refusals():
             await parts.stored.begin(await step(parts.learner))
             if quality := parts.desk.surrogate:
                 self._progress.surrogate(quality)
@@ -321,7 +321,7 @@ class TrainWorker:
         wanted.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _refusals(self) -> Generator[None]:
+    def _log_refusals(self) -> Generator[None]:
         """Suppress NoSignal and BadWeights, and record them as a refused batch."""
         try:
             yield
@@ -334,18 +334,18 @@ class TrainWorker:
         """Publish the last step before the worker ends. A failure is only logged."""
         if self._shared:
             await self._shared.close()
-        if self._rows is not None:
-            self._rows.close()
+        if self._tenant_rows is not None:
+            self._tenant_rows.close()
         try:
             await self._settle()
         except Exception:
             logger.exception("the last version is not stored; it is made again at the next start")
 
     async def _settle(self) -> None:
-        with self._refusals(), self._pulse.during("storing what was learned", self._longest_s):
+        with self._log_refusals(), self._pulse.during("storing what was learned", self._longest_s):
             await self.parts.stored.settle()
 
-    async def _leave_harm(self, live: PolicyVersion) -> None:
+    async def _leave_withdrawn(self, live: PolicyVersion) -> None:
         """Start the next step from the live version if the last steps build on a version that was withdrawn as harmful."""
         parts = self.parts
         await parts.releases.refresh()
@@ -368,7 +368,7 @@ class TrainWorker:
         live = await parts.released.refresh()
         if said := await self._erasure.purge(live):
             logger.info("deleted what knew forgotten people: %s", said)
-        await self._leave_harm(live)
+        await self._leave_withdrawn(live)
         if parts.source.base is not None:
             return True  # the next step starts from that version
         if self._settings.source == "worlds":
@@ -394,35 +394,35 @@ class TrainWorker:
         return False
 
 
-async def train(config: Config, life: Life) -> None:
-    """Train until told to stop. Raises what `act` raises."""
+async def train(config: Config, context: WorkerContext) -> None:
+    """Train until told to stop. Raises what `run_in_role` raises."""
     if config.train.ranks > 1:
         return_freed_memory()  # must precede torch's first tensor, in the contract below
     torch.set_num_threads(config.train.threads)
-    cleaning_s = max(_LEAST_CLEANING_S, config.supervise.stop_s - _LEAVING_S)
-    await act(config, life, "train", lambda run: unless(life.stopping, _train(run, life), cleaning_s))
+    cleaning_s = max(_MIN_CLEANING_S, config.supervise.stop_s - _EXIT_RESERVE_S)
+    await run_in_role(config, context, "train", lambda run: unless(context.stopping, _train(run, context), cleaning_s))
 
 
-async def _train(run: Run, life: Life) -> None:
+async def _train(run: Run, context: WorkerContext) -> None:
     """Open the reward functions, then learn. Their errors are reported before the model is loaded."""
     asker, late = asker_of(run.config.reward), late_asker_of(run.config.reward)
     try:
-        life.starting(run.config)("loading the reward function")
+        context.starting(run.config)("loading the reward function")
         await asker.open()
         if (
             late is not None
         ):  # only a check that it loads: from now on its failures raise an alarm and do not end the trainer
             await late.open()
             await late.close()  # the desk opens it when a late reward is due
-        await _learn(run, life, asker, late)
+        await _learn(run, context, asker, late)
     finally:
         await asker.close()
         if late is not None:
             await late.close()
 
 
-async def _learn(run: Run, life: Life, asker: Asker, late: Asker | None) -> None:
-    config, say = run.config, life.starting(run.config)
+async def _learn(run: Run, context: WorkerContext, asker: Asker, late: Asker | None) -> None:
+    config, say = run.config, context.starting(run.config)
     path = await prepare(run, say)
     check_memory(config, path, ("train",), process_limit(), trained_in(config).itemsize)
     say("loading the model")
@@ -446,7 +446,7 @@ async def _learn(run: Run, life: Life, asker: Asker, late: Asker | None) -> None
             late_asker=late,
         )
 
-    worker = TrainWorker(run, await asyncio.to_thread(build), progress, life.pulse)
+    worker = TrainWorker(run, await asyncio.to_thread(build), progress, context.pulse)
     try:
         say("resuming from the last checkpoint")
         await worker.resume()

@@ -27,19 +27,19 @@ from ostinato.core.errors import BadConfig, BadWeights, LeaseLost, OstinatoError
 from ostinato.core.files import REFUSALS
 from ostinato.core.memory import address_space_limited, free_memory, in_gib, is_short, process_limit
 from ostinato.core.retry import Patience
-from ostinato.launch.placing.heartbeat import Heartbeat, Sender, Sign, die_with_parent, supervised
+from ostinato.launch.placing.heartbeat import Heartbeat, Sender, Sign, die_with_parent, supervisor_pipe
 from ostinato.launch.placing.process import KEPT_BYTES, rotation
 from ostinato.launch.workers.shutdown import CLEANING_S, Stopped, unless, until_stopped
 from ostinato.record.roles import Tenure
 
 logger = logging.getLogger(__name__)
 
-EXPECTED, DEFECT = 2, 1  # exit codes
-_ORPHAN_S = 20.0  # grace period of a worker whose supervisor is gone
+EXIT_EXPECTED, EXIT_DEFECT = 2, 1  # exit codes
+_ORPHAN_GRACE_S = 20.0  # grace period of a worker whose supervisor is gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
+class WorkerContext:
     """What a worker's main loop is given: `stopping` is set when it must end, and it reports its current activity to `pulse`."""
 
     stopping: asyncio.Event
@@ -55,8 +55,8 @@ class Life:
         return say
 
 
-def live(
-    work: Callable[[Life], Coroutine[Any, Any, None]],
+def run_process(
+    work: Callable[[WorkerContext], Coroutine[Any, Any, None]],
     *,
     expendable: int = 0,
     output_bytes: int = KEPT_BYTES,
@@ -80,13 +80,13 @@ def live(
         rotating.start()
     loop = loop_factory()
     asyncio.set_event_loop(loop)
-    pulse, pipe = Heartbeat(), supervised()
+    pulse, pipe = Heartbeat(), supervisor_pipe()
     sender = None if pipe is None else Sender(pulse, pipe, loop, _orphaned)
     code = 0
     try:
         loop.run_until_complete(_main(work, pulse, sender))
     except BaseException as error:  # noqa: BLE001 (the supervisor learns of every failure)
-        code = _explain(error, pulse, sender)
+        code = _report_end(error, pulse, sender)
     with contextlib.suppress(OSError):  # the output's disk may be full
         logging.shutdown()
         sys.stdout.flush()
@@ -96,23 +96,25 @@ def live(
     os._exit(code)
 
 
-async def _main(work: Callable[[Life], Coroutine[Any, Any, None]], pulse: Heartbeat, sender: Sender | None) -> None:
-    life = Life(stopping=until_stopped(), pulse=pulse)
+async def _main(
+    work: Callable[[WorkerContext], Coroutine[Any, Any, None]], pulse: Heartbeat, sender: Sender | None
+) -> None:
+    context = WorkerContext(stopping=until_stopped(), pulse=pulse)
     if sender is not None:
         sender.start()
-    telling = asyncio.create_task(_tell(life))
+    telling = asyncio.create_task(_log_stop(context))
     try:
-        await work(life)
+        await work(context)
     finally:
         telling.cancel()
 
 
-async def _tell(life: Life) -> None:
-    await life.stopping.wait()
-    logger.info("told to end while %s", life.pulse.sign().doing)
+async def _log_stop(context: WorkerContext) -> None:
+    await context.stopping.wait()
+    logger.info("told to end while %s", context.pulse.sign().doing)
 
 
-def _explain(error: BaseException, pulse: Heartbeat, sender: Sender | None) -> int:
+def _report_end(error: BaseException, pulse: Heartbeat, sender: Sender | None) -> int:
     """Report why the worker ends to the supervisor and, if the disk is not full, on its output. Return the exit code."""
     cause = first_cause(error)
     if isinstance(cause, Stopped):
@@ -120,19 +122,19 @@ def _explain(error: BaseException, pulse: Heartbeat, sender: Sender | None) -> i
     short = is_short(cause)
     expected = isinstance(cause, OstinatoError) or short
     if sender is not None:
-        why = _without_memory(cause, pulse) if short else f"{type(cause).__name__}: {cause}"
+        why = _out_of_memory_line(cause, pulse) if short else f"{type(cause).__name__}: {cause}"
         hopeless = short and address_space_limited() and not pulse.ready
-        certain, outside = hopeless or isinstance(cause, BadConfig | BadWeights), _passes(cause)
+        certain, outside = hopeless or isinstance(cause, BadConfig | BadWeights), _is_external(cause)
         sender.last_words(Sign(doing=pulse.sign().doing, failed=why, certain=certain, outside=outside))
     with contextlib.suppress(OSError):
         if expected:
-            print(f"error {_without_memory(cause, pulse) if short else cause}", file=sys.stderr)  # noqa: T201 (its output is the worker's log)
+            print(f"error {_out_of_memory_line(cause, pulse) if short else cause}", file=sys.stderr)  # noqa: T201 (its output is the worker's log)
         else:
             traceback.print_exception(error)
-    return EXPECTED if expected else DEFECT
+    return EXIT_EXPECTED if expected else EXIT_DEFECT
 
 
-def _without_memory(cause: BaseException, pulse: Heartbeat) -> str:
+def _out_of_memory_line(cause: BaseException, pulse: Heartbeat) -> str:
     """Return one line about an allocator's error: the activity that failed, the free memory and the remedy."""
     room = min(filter(None, (free_memory(), process_limit())), key=lambda each: each.size, default=None)
     left = f"; {room.bound} leaves {in_gib(room.size)}" if room else ""
@@ -143,7 +145,7 @@ def _without_memory(cause: BaseException, pulse: Heartbeat) -> str:
     )
 
 
-def _passes(cause: BaseException) -> bool:
+def _is_external(cause: BaseException) -> bool:
     """Return True for a cause outside the worker that may pass: a full or failing disk, a store or service that is unavailable or rejects
     our credentials, a lost role.
     """
@@ -160,21 +162,21 @@ def first_cause(error: BaseException) -> BaseException:
 
 
 def _orphaned() -> None:
-    """End because the supervisor is gone: gracefully, or at once after `_ORPHAN_S`. Called on the heartbeat's thread."""
+    """End because the supervisor is gone: gracefully, or at once after `_ORPHAN_GRACE_S`. Called on the heartbeat's thread."""
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_ORPHAN_S)
-    os._exit(DEFECT)
+    time.sleep(_ORPHAN_GRACE_S)
+    os._exit(EXIT_DEFECT)
 
 
 # ---------------------------------------------------------------- exclusive roles
 
 
-_LOOK_S = 0.2
+_ROLE_POLL_S = 0.2
 
 
-async def act(
+async def run_in_role(
     config: Config,
-    life: Life,
+    context: WorkerContext,
     role: str,
     work: Callable[[Run], Coroutine[Any, Any, None]],
     *,
@@ -189,8 +191,8 @@ async def act(
     """
     roles = open_roles(config)
     if roles.pass_on:
-        taking = wait_for(roles, role, lambda who: life.pulse.begin(f"in reserve: {who}"))
-        tenure = await unless(life.stopping, taking)
+        taking = wait_for(roles, role, lambda who: context.pulse.begin(f"in reserve: {who}"))
+        tenure = await unless(context.stopping, taking)
     else:
         tenure = roles.take(role)
 
@@ -199,13 +201,13 @@ async def act(
             await claim_refs(run, role)
         await work(run)
 
-    with closing(tenure), open_run(config, tenure, patience_of(config, life) if patient else None) as run:
+    with closing(tenure), open_run(config, tenure, patience_of(config, context) if patient else None) as run:
         await _unless_lost(tenure, claimed(run))
 
 
-def patience_of(config: Config, life: Life) -> Patience:
+def patience_of(config: Config, context: WorkerContext) -> Patience:
     """Return how long calls to the log wait for its server: `record.away_s`. Meanwhile the heartbeat says what they wait for."""
-    return Patience(config.record.away_s, life.pulse.during)
+    return Patience(config.record.away_s, context.pulse.during)
 
 
 async def _unless_lost(tenure: Tenure, work: Coroutine[Any, Any, None]) -> None:
@@ -213,7 +215,7 @@ async def _unless_lost(tenure: Tenure, work: Coroutine[Any, Any, None]) -> None:
     task = asyncio.ensure_future(work)
     try:
         while not task.done() and not tenure.lost:
-            await asyncio.wait({task}, timeout=_LOOK_S)
+            await asyncio.wait({task}, timeout=_ROLE_POLL_S)
     finally:
         if not task.done():
             task.cancel()

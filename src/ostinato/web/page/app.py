@@ -30,7 +30,7 @@ from ostinato.status.index_queries import Threads
 from ostinato.status.run_facts import RunFacts
 from ostinato.status.run_state import RunNow
 from ostinato.status.worlds.run_worlds import RunWorlds
-from ostinato.web.page.operator_actions import Acts
+from ostinato.web.page.operator_actions import OperatorActions
 from ostinato.web.page.query_params import form, own_path, root, words
 from ostinato.web.page.templates import StaticFiles, Templates, is_known, when
 from ostinato.web.page.views import OPEN_TO_TENANTS, Views
@@ -42,9 +42,9 @@ logger = logging.getLogger(__name__)
 
 EVERY_S = 2.0
 MOST_VIEWERS = 64
-MOST_OF_ONE = 16
+MOST_PER_TENANT = 16
 """Limit of one tenant's streams, so that no tenant takes all places."""
-OPERATORS_OWN = 16
+RESERVED_FOR_OPERATOR = 16
 """Places reserved for the operator, so that tenants together cannot lock the operator out."""
 STREAM_HEADERS: Mapping[str, str] = {"content-type": "text/event-stream; charset=utf-8", "x-accel-buffering": "no"}
 
@@ -75,8 +75,8 @@ class Live:
         if visitor.operator:
             return crowded
         others = sum(count for who, count in self._open.items() if not who.operator)
-        of_one = visitor.tenant is not None and self._open[visitor] >= MOST_OF_ONE
-        return crowded or of_one or others >= MOST_VIEWERS - OPERATORS_OWN
+        of_one = visitor.tenant is not None and self._open[visitor] >= MOST_PER_TENANT
+        return crowded or of_one or others >= MOST_VIEWERS - RESERVED_FOR_OPERATOR
 
     async def events(self, parts: Parts, allowed: Callable[[], bool] = lambda: True) -> AsyncIterator[str]:
         """Yield the changed parts and a heartbeat every `EVERY_S` seconds. Silence tells the browser that the gateway is gone.
@@ -160,7 +160,7 @@ HEADERS: Mapping[str, str] = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "private, no-store",
 }
-KEPT: Mapping[str, str] = {
+REVALIDATED: Mapping[str, str] = {
     **HEADERS,
     "cache-control": "private, no-cache",
     "vary": "cookie, x-ostinato-key, authorization, x-api-key",
@@ -193,7 +193,7 @@ def check_form(headers: Mapping[str, str]) -> None:
 # ---------------------------------------------------------------- rate limits
 
 
-MOST_ASKED = 4
+MOST_CONCURRENT = 4
 """Limit of one tenant's concurrent page requests, waiting ones included."""
 PAGES_PER_S, PAGES_AT_ONCE = 2.0, 60.0
 """Token bucket per tenant: pages per second, and the burst."""
@@ -227,9 +227,9 @@ class PageAdmission:
         if visitor.sees_all:
             yield
             return
-        if self._asked[visitor] >= MOST_ASKED:
+        if self._asked[visitor] >= MOST_CONCURRENT:
             raise TooManyQuestions(
-                f"{MOST_ASKED} pages are already being loaded with this key; load this one again once they have arrived."
+                f"{MOST_CONCURRENT} pages are already being loaded with this key; load this one again once they have arrived."
             )
         self._charge(visitor)
         self._asked[visitor] += 1
@@ -304,7 +304,9 @@ class Forbidden(OstinatoError):
 class Pages:
     """The page of one run: call `routes` for the gateway's router, `close` before the gateway's shutdown and `end` after it."""
 
-    def __init__(self, facts: RunFacts, worlds: RunWorlds, acts: Acts, clock: Clock, audit: Audit = unaudited) -> None:
+    def __init__(
+        self, facts: RunFacts, worlds: RunWorlds, acts: OperatorActions, clock: Clock, audit: Audit = unaudited
+    ) -> None:
         self._threads = Threads()
         self._views = Views(facts, worlds, self._threads)
         self._acts = acts
@@ -359,7 +361,7 @@ class Pages:
             Route("/sign-in", self._for_anybody(self._sign_in), methods=["POST"]),
             Route("/sign-out", self._for_anybody(self._sign_out), methods=["POST"]),
             Route("/static/{digest}/{name:path}", self._files.serve, methods=["GET"]),
-            _Elsewhere("/{path:path}", self._for_visitors(self._nothing, "turns"), methods=["GET"]),
+            _UnknownPath("/{path:path}", self._for_visitors(self._nothing, "turns"), methods=["GET"]),
         ]
 
     # ------------------------------------------------------------ access
@@ -477,7 +479,7 @@ class Pages:
                 facts = {**await self._views.frame(visitor), **await self._views.by_name[name](visitor, fields)}
                 facts |= {"tab": name, "events": _events_of(name, request)}
                 body = await self._threads.ask(lambda: self._templates.render(template, facts).encode())
-            if name not in KEPT_PAGES:
+            if name not in CACHEABLE_PAGES:
                 return Response(body, 200, HEADERS, media_type="text/html")
             return _unless_known(request, body, facts["run"])
 
@@ -586,7 +588,7 @@ class Pages:
         return SECURE_COOKIE if self._is_secure(request) else COOKIE
 
 
-class _Elsewhere(Route):
+class _UnknownPath(Route):
     """The route of unknown paths for browsers. Programs get the gateway's own 404, which lists the existing paths."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
@@ -597,7 +599,7 @@ class _Elsewhere(Route):
 PLAIN_PAGES = frozenset({"now", "releases", "learning", "monitors", "weights", "worlds"})
 """Pages with a heading and one part, which their events update."""
 LIVE_PAGES = PLAIN_PAGES | {"turns"}
-KEPT_PAGES = PLAIN_PAGES | {"release"}
+CACHEABLE_PAGES = PLAIN_PAGES | {"release"}
 """Pages that a browser may cache, since they contain no user's text."""
 
 
@@ -607,8 +609,8 @@ def _unless_known(request: Request, body: bytes, run: RunNow | None) -> Response
     said = body.replace(clock, b"", 1) if clock else body
     tag = f'W/"{hashlib.sha256(said).hexdigest()[:32]}"'
     if is_known(request, tag):
-        return Response(status_code=304, headers={**KEPT, "etag": tag})
-    return Response(body, 200, {**KEPT, "etag": tag}, media_type="text/html")
+        return Response(status_code=304, headers={**REVALIDATED, "etag": tag})
+    return Response(body, 200, {**REVALIDATED, "etag": tag}, media_type="text/html")
 
 
 def _frame(visitor: Visitor | None) -> Mapping[str, Any]:

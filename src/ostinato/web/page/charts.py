@@ -49,9 +49,9 @@ def loop(stations: Sequence[Station], *, narrow: bool) -> Markup:
 
 def _box(station: Station, x: float, y: float, width: float, height: float) -> Markup:
     frame = Markup('<rect x="{:g}" y="{:g}" width="{:g}" height="{:g}" rx="9"/>').format(x, y, width, height)
-    title = _words("title", x + 14, y + 24, station.name)
-    figure = _words("figure", x + 14, y + 52, _cut(station.figure, int(width / 10.5)))
-    note = _words("note", x + 14, y + 77, _cut(station.note, int(width / 7.2)))
+    title = _text("title", x + 14, y + 24, station.name)
+    figure = _text("figure", x + 14, y + 52, _shortened(station.figure, int(width / 10.5)))
+    note = _text("note", x + 14, y + 77, _shortened(station.note, int(width / 7.2)))
     return Markup('<g class="station {}">{}{}{}{}</g>').format(station.state, frame, title, figure, note)
 
 
@@ -78,7 +78,7 @@ def _arrow(here: tuple[float, float], there: tuple[float, float], width: float, 
     )
 
 
-def _cut(text: str, longest: int) -> str:
+def _shortened(text: str, longest: int) -> str:
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
@@ -92,22 +92,22 @@ def _chart(label: str, width: float, height: float, parts: Sequence[Markup], kin
     )
 
 
-def _across(at: float, left: float, right: float, kind: str = "grid") -> Markup:
+def _horizontal(at: float, left: float, right: float, kind: str = "grid") -> Markup:
     """Draw a horizontal line."""
     return Markup('<line class="{0}" x1="{1:g}" x2="{2:g}" y1="{3:.1f}" y2="{3:.1f}"/>').format(kind, left, right, at)
 
 
-def _upright(at: float, top: float, bottom: float, kind: str = "grid") -> Markup:
+def _vertical(at: float, top: float, bottom: float, kind: str = "grid") -> Markup:
     """Draw a vertical line."""
     return Markup('<line class="{0}" x1="{1:.1f}" x2="{1:.1f}" y1="{2:g}" y2="{3:g}"/>').format(kind, at, top, bottom)
 
 
-def _words(kind: str, x: float, y: float, text: str) -> Markup:
+def _text(kind: str, x: float, y: float, text: str) -> Markup:
     """Draw left-aligned text: it begins at `x`."""
     return Markup('<text class="{}" x="{:g}" y="{:g}">{}</text>').format(kind, x, y, text)
 
 
-def _before(x: float, y: float, text: str) -> Markup:
+def _text_before(x: float, y: float, text: str) -> Markup:
     """Draw right-aligned text: it ends at `x`."""
     return Markup('<text class="axis" x="{:g}" y="{:.1f}" text-anchor="end">{}</text>').format(x, y, text)
 
@@ -127,7 +127,7 @@ def _band(edges: Sequence[tuple[float, float, float]]) -> Markup:
 def _against_zero(found: ChartAxis, x: Scale, top: float, bottom: float) -> list[Markup]:
     """Draw a vertical line and a signed label for each tick."""
     return [
-        _upright(x(tick), top, bottom, "grid" if tick else "grid zero")
+        _vertical(x(tick), top, bottom, "grid" if tick else "grid zero")
         + _centred(x(tick), bottom + 16, f"{tick:+g}" if tick else "0")
         for tick in found.ticks
     ]
@@ -158,7 +158,7 @@ def differences(
     parts = _against_zero(found, x, top - 6, bottom)
     if margin is not None:
         at = x(-100 * margin)
-        parts.append(_upright(at, top - 6, bottom, "margin") + _centred(at, top - 10, "margin"))
+        parts.append(_vertical(at, top - 6, bottom, "margin") + _centred(at, top - 10, "margin"))
     parts += [_difference(row, left, top + (number + 0.5) * pitch, x) for number, row in enumerate(rows)]
     return _chart(title, 640, bottom + 24, parts)
 
@@ -170,7 +170,7 @@ def _difference(row: tuple[str, float, float, float, str], left: float, at: floa
     return Markup(
         '<g class="difference {0}"><title>{1}</title>{2}<line x1="{3:.1f}" x2="{4:.1f}" y1="{5:.1f}" y2="{5:.1f}"/>'
         '<circle cx="{6:.1f}" cy="{5:.1f}" r="4.5"/></g>'
-    ).format(state, said, _before(left - 10, at + 4, label), x(100 * lower), x(100 * upper), at, x(100 * mean))
+    ).format(state, said, _text_before(left - 10, at + 4, label), x(100 * lower), x(100 * upper), at, x(100 * mean))
 
 
 def forest(lines: Sequence[ReleaseLine]) -> Markup:
@@ -253,7 +253,7 @@ def steps_chart(series: StepSeries, marks: Sequence[tuple[float, str]]) -> Marku
     y_axis = axis(min(values), max(values), 4)
     left, right, top, bottom = 62.0, 470.0, 18.0, 152.0
     x, y = x_axis.scale(left, right), y_axis.scale(bottom, top)
-    parts = [_across(y(t), left, right) + _before(left - 8, y(t) + 4, f"{t:g}") for t in y_axis.ticks]
+    parts = [_horizontal(y(t), left, right) + _text_before(left - 8, y(t) + 4, f"{t:g}") for t in y_axis.ticks]
     parts += [_centred(x(t), bottom + 17, f"{t:g}") for t in x_axis.ticks]
     parts += release_marks(marks, x, top, bottom, found.points[0][0], found.points[-1][0])
     if found.every > 1:
@@ -314,7 +314,10 @@ def sequence(looks: Sequence[TrialLook], rules: TrialRules | None) -> Markup:
     x, y = x_axis.scale(LEFT, RIGHT), y_axis.scale(BOTTOM, TOP)
     parts = _frame(x_axis, y_axis, x, y)
     if margin is not None:
-        parts += [_across(y(-margin), LEFT, RIGHT, "margin"), _before(RIGHT, y(-margin) + 14, f"margin {margin:g} pp")]
+        parts += [
+            _horizontal(y(-margin), LEFT, RIGHT, "margin"),
+            _text_before(RIGHT, y(-margin) + 14, f"margin {margin:g} pp"),
+        ]
     goals = [look.goal for look in drawn]
     edges = [(x(goal.people or 0.0), y(100 * (goal.lower or 0.0)), y(100 * (goal.upper or 0.0))) for goal in goals]
     parts += [_band(edges), *(_look(look, x, y) for look in drawn)]
@@ -328,15 +331,15 @@ def sequence(looks: Sequence[TrialLook], rules: TrialRules | None) -> Markup:
 
 def _frame(x_axis: ChartAxis, y_axis: ChartAxis, x: Scale, y: Scale) -> list[Markup]:
     parts = [
-        _across(y(tick), LEFT, RIGHT, "grid" if tick else "grid zero")
-        + _before(LEFT - 8, y(tick) + 4, f"{tick:+g}".replace("-", "\N{MINUS SIGN}") if tick else "0")
+        _horizontal(y(tick), LEFT, RIGHT, "grid" if tick else "grid zero")
+        + _text_before(LEFT - 8, y(tick) + 4, f"{tick:+g}".replace("-", "\N{MINUS SIGN}") if tick else "0")
         for tick in y_axis.ticks
     ]
     parts += [_centred(x(tick), BOTTOM + 17, count(tick)) for tick in x_axis.ticks]
     below = Markup('<text class="axis" x="{:g}" y="{:g}" text-anchor="middle">{}</text>').format(
         (LEFT + RIGHT) / 2, BOTTOM + 36, "effective users on the smaller side"
     )
-    return [*parts, below, _words("axis", 6, 14, "difference, pp")]
+    return [*parts, below, _text("axis", 6, 14, "difference, pp")]
 
 
 def _look(look: TrialLook, x: Scale, y: Scale) -> Markup:
@@ -415,7 +418,7 @@ def success(curves: Sequence[SolvedCurve], marks: Sequence[tuple[int, str]]) -> 
     first, last = min(point.first for point in found), max(point.last for point in found)
     x_axis, y_axis = axis(first, max(last, first + 1), min(8, max(last - first, 1))), axis(0.0, 1.0, 5)
     x, y = x_axis.scale(left, right), y_axis.scale(bottom, top)
-    parts = [_across(y(t), left, right) + _before(left - 8, y(t) + 4, f"{100 * t:g}%") for t in y_axis.ticks]
+    parts = [_horizontal(y(t), left, right) + _text_before(left - 8, y(t) + 4, f"{100 * t:g}%") for t in y_axis.ticks]
     parts += [_centred(x(t), bottom + 18, f"v{t:g}") for t in x_axis.ticks if t == int(t)]
     parts += release_marks(marks, x, top, bottom, first, last)
     for number, (curve, kind) in enumerate(zip(curves, _CLASSES, strict=False)):

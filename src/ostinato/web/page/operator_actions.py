@@ -18,7 +18,7 @@ class PlaygroundAnswer:
     error: str | None = None
 
 
-class Acts(Protocol):
+class OperatorActions(Protocol):
     """The operator's actions from the page. They call the same functions as the commands."""
 
     async def ship(self, root: str, expected_live: str, reason: str, actor: str) -> str:

@@ -144,7 +144,7 @@ class Views:
         found = await self._worlds.worlds(words(fields, "family"))
         return {
             "found": found,
-            "nothing": _nothing(found),
+            "nothing": _has_no_rollouts(found),
             "chart": await self._threads.ask(lambda: charts.success(found.counts.curves, found.marks)),
             "versions_of": charts.versions_of,
             "state_of": rollout_state,
@@ -404,6 +404,6 @@ def rollouts_address(query: RolloutQuery, before: int | None) -> str:
     return _with_query("/worlds/rollouts", asdict(replace(query, before=before)))
 
 
-def _nothing(found: WorldsNow) -> bool:
+def _has_no_rollouts(found: WorldsNow) -> bool:
     """Return True if there are no rollouts, and the run's settings make none."""
     return found.source == "people" and not found.reading.kept and not found.pacing.drawn

@@ -21,7 +21,7 @@ from ostinato.app.storage import existing_home, open_run, rows_of
 from ostinato.config import Config
 from ostinato.core.errors import NotFound, StorageFull
 from ostinato.core.records import Arm, Turn
-from ostinato.launch.views.page import Spelling
+from ostinato.launch.views.page import TokenBytes
 from ostinato.launch.views.screen import plain, say
 from ostinato.worlds.fidelity.look import look
 from ostinato.worlds.fidelity.observation import Observation, of_turns
@@ -49,7 +49,7 @@ async def write_episodes(
                     del episodes[next(iter(episodes))]
     if not episodes:
         raise NotFound(f"the log has no turns of {whose}; serve some first")
-    pieces = Spelling(config)
+    pieces = TokenBytes(config)
     lines = [of_turns(turns, pieces, _group(turns[0])).line() for turns in episodes.values()]
     try:
         out.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -74,7 +74,7 @@ def _hashed(text: str) -> str:
 # ---------------------------------------------------------------- probing
 
 
-_SURE = 0.05
+_SIGNIFICANT_P = 0.05
 
 
 def show_probe(
@@ -111,7 +111,7 @@ def show_probe(
     for column in table.columns:
         column.overflow = "fold"
     for tell in found.tells[:tells]:
-        style = "bold" if tell.p < _SURE else "dim"
+        style = "bold" if tell.p < _SIGNIFICANT_P else "dim"
         words = (plain(tell.name), f"{tell.auc:.3f}", f"{tell.p:.2g}", tell.production, tell.simulation)
         table.add_row(*(Text(word, style) for word in words))
     console.print(table)

@@ -362,7 +362,7 @@ async def _measured(
     )
     columns = ("{task.fields[so_far]}", TimeElapsedColumn(), TimeRemainingColumn())
     bar = counting_bar(*columns, console=console, disable=asked.machine)
-    with bar, _keeping(config, asked.out) as keep:
+    with bar, _record_writer(config, asked.out) as keep:
         line = bar.add_task("rollouts", total=asked.tries * len(chosen), so_far="")
 
         async def work() -> None:
@@ -394,7 +394,7 @@ async def _until_stopped(work: Coroutine[Any, Any, None]) -> None:
 
 
 @contextlib.contextmanager
-def _keeping(config: Config, out: Path | None) -> Generator[Callable[[str], None]]:
+def _record_writer(config: Config, out: Path | None) -> Generator[Callable[[str], None]]:
     """Yield a function that appends a line to the run's own file and to `out`. Raises StorageFull if `out` cannot be opened."""
     own = progress.Progress(home(config).finished, progress.kept_bytes(config))
     with contextlib.ExitStack() as leaving:
