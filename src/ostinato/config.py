@@ -243,23 +243,23 @@ def nearest(asked: str, known: Sequence[str]) -> str | None:
 
     Example: ``nearest("train.lr", ["train.clip", "train.learning_rate"]) == "train.learning_rate"``
     """
-    best = max(known, key=lambda name: _likeness(asked, name), default=None)
-    return best if best is not None and _likeness(asked, best) >= _ALIKE else None
+    best = max(known, key=lambda name: _similarity(asked, name), default=None)
+    return best if best is not None and _similarity(asked, best) >= _MIN_SIMILARITY else None
 
 
-_ALIKE = 0.55
+_MIN_SIMILARITY = 0.55
 
 
-def _likeness(asked: str, known: str) -> float:
+def _similarity(asked: str, known: str) -> float:
     """Return the similarity of two keys, from 0 to 1. The last part weighs most; in `asked` it may be initials (lr) or one word (rate)."""
     (section, _, leaf), (known_section, _, known_leaf) = asked.rpartition("."), known.rpartition(".")
     words = known_leaf.split("_")
-    alike = _ratio(leaf, known_leaf)
+    best = _ratio(leaf, known_leaf)
     if len(leaf) > 1 and leaf == "".join(word[0] for word in words if word):
-        alike = max(alike, 0.9)
+        best = max(best, 0.9)
     if leaf in words or (len(leaf) > 2 and known_leaf.startswith(leaf)):
-        alike = max(alike, 0.8)
-    return 0.75 * alike + 0.25 * _ratio(section, known_section)
+        best = max(best, 0.8)
+    return 0.75 * best + 0.25 * _ratio(section, known_section)
 
 
 def _ratio(one: str, other: str) -> float:
@@ -297,11 +297,11 @@ def put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 def leaves(tree: Mapping[str, Any], before: str = "") -> list[str]:
     """Return the dotted paths of a tree's values. Example: ``leaves({"a": {"b": 1, "c": 2}}) == ["a.b", "a.c"]``"""
-    found: list[str] = []
+    paths: list[str] = []
     for key, value in tree.items():
         below = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-        found += leaves(below, f"{before}{key}.") if below else [f"{before}{key}"]
-    return found
+        paths += leaves(below, f"{before}{key}.") if below else [f"{before}{key}"]
+    return paths
 
 
 def explain(model: type[BaseModel], error: ValidationError, origin: Mapping[str, str]) -> BadConfig:
@@ -361,36 +361,36 @@ def read_file(path: Path | None) -> dict[str, Any]:
 
 def with_nulls(tree: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
     """Return the tree with None in place of the string "null" wherever the model allows None, since TOML has no null."""
-    found = dict(tree)
+    result = dict(tree)
     for name, field in model.model_fields.items():
-        value, kinds = found.get(name), [field.annotation, *get_args(field.annotation)]
+        value, kinds = result.get(name), [field.annotation, *get_args(field.annotation)]
         section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
         if value == "null" and type(None) in kinds:
-            found[name] = None
+            result[name] = None
         elif section is not None and isinstance(value, dict):
             tree_below = cast("dict[str, Any]", value)
             if get_origin(field.annotation) in (dict, Mapping):  # a mapping from names to sections
-                found[name] = {
+                result[name] = {
                     key: with_nulls(each, section) if isinstance(each, dict) else each
                     for key, each in tree_below.items()
                 }
             else:
-                found[name] = with_nulls(tree_below, section)
+                result[name] = with_nulls(tree_below, section)
         elif section is not None and isinstance(value, list):
             tables = cast("list[Any]", value)
-            found[name] = [with_nulls(each, section) if isinstance(each, dict) else each for each in tables]
-    return found
+            result[name] = [with_nulls(each, section) if isinstance(each, dict) else each for each in tables]
+    return result
 
 
 def origins(path: Path | None, overrides: Sequence[str]) -> dict[str, str]:
     """Return the origin of each key that is set. Example: ``{"train.clip": "ostinato.toml", "listen.port": "--set"}``"""
-    found = dict.fromkeys(leaves(read_file(path)), str(path))
+    result = dict.fromkeys(leaves(read_file(path)), str(path))
     for override in overrides:
         name, value = parse_override(override)
-        found |= dict.fromkeys(
+        result |= dict.fromkeys(
             leaves(value, f"{'.'.join(name)}.") if isinstance(value, dict) else [".".join(name)], "--set"
         )
-    return found
+    return result
 
 
 def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:

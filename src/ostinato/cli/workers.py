@@ -62,7 +62,7 @@ def train(
     batch
         Demonstrations per optimizer step.
     """
-    _check_ways(world, steps, demonstrations, out, reading)
+    _check_options(world, steps, demonstrations, out, reading)
     if reading.corpus:
         reading.read(common.starting(), out)
         return
@@ -81,7 +81,7 @@ def train(
     asyncio.run(train_in_world(common.starting(*world_overrides(world)), steps, Console()))
 
 
-def _check_ways(
+def _check_options(
     world: Path | None, steps: int, demonstrations: Path | None, out: Path | None, reading: ReadingOptions
 ) -> None:
     """Raise BadConfig if options of several ways to train are combined, or if an option would have no effect."""

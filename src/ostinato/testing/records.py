@@ -34,7 +34,7 @@ def a_turn(
 
     Example: ``a_turn("a:0", user="bob", sampled=(4, 5, 6), propensity=0.5)``
     """
-    spans, sampling = _drawn(version, len(sampled))
+    spans, sampling = _spans_and_sampling(version, len(sampled))
     return Turn(
         id=id,
         episode=f"episode of {id}" if episode is None else episode,
@@ -59,7 +59,7 @@ def a_turn(
 
 
 @cache
-def _drawn(version: int, tokens: int) -> tuple[tuple[Span, ...], Sampling]:
+def _spans_and_sampling(version: int, tokens: int) -> tuple[tuple[Span, ...], Sampling]:
     """Return the spans and the sampling of an answer. Cached, since simulations make millions of turns."""
     policy = PolicyVersion(number=version, hash=f"{version:064x}")
     return (Span(policy=policy, tokens=tokens),) if tokens else (), Sampling(max_tokens=max(1, tokens))

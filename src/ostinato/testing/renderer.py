@@ -32,10 +32,10 @@ class ByteRenderer:
         self.context = context
 
     def chat(self, conversation: Conversation) -> list[int]:
-        return self._written(with_described_tools(conversation), continued=conversation.continued)
+        return self._rendered(with_described_tools(conversation), continued=conversation.continued)
 
     def follow_up(self, conversation: Conversation, known: int) -> list[int]:
-        return self._written(conversation.messages[known:], continued=conversation.continued)
+        return self._rendered(conversation.messages[known:], continued=conversation.continued)
 
     def grammar(self, conversation: Conversation) -> str:
         return grammar_of(conversation, HERMES.wording, {}, thinks=False, opening="", opener=HERMES.opener)
@@ -73,7 +73,7 @@ class ByteRenderer:
     def stop_ids(self) -> frozenset[int]:
         return frozenset({STOP_ID})
 
-    def _written(self, messages: Sequence[Message], *, continued: bool) -> list[int]:
+    def _rendered(self, messages: Sequence[Message], *, continued: bool) -> list[int]:
         ids = list[int]()
         for each in messages:
             ids.append(_ROLES[each.role])

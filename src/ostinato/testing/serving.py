@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-_START_S = 300.0  # a busy machine may take long
+_START_TIMEOUT_S = 300.0  # a busy machine may take long
 
 
 class _Server(uvicorn.Server):
@@ -42,7 +42,7 @@ async def serving(app: ASGIApp, *, lifespan: bool = True) -> AsyncGenerator[str,
     server = _Server(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        async with asyncio.timeout(_START_S):
+        async with asyncio.timeout(_START_TIMEOUT_S):
             while not server.started and not task.done():  # uvicorn signals its start by a flag, not by an event
                 await asyncio.sleep(0.005)
         if task.done():

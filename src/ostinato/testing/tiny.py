@@ -43,10 +43,10 @@ def tiny_model(
     trains or publishes a model works on it. Example: ``tiny_model(tmp_path / "tiny", seed=1)``.
     """
     own = (("intermediate_size", 2 * hidden), ("tie_word_embeddings", tied))
-    return _written(path, _files("Llama", seed, dtype, hidden, layers, heads, kv_heads, context, own))
+    return _write_files(path, _files("Llama", seed, dtype, hidden, layers, heads, kv_heads, context, own))
 
 
-def _written(path: Path, files: Mapping[str, bytes]) -> Path:
+def _write_files(path: Path, files: Mapping[str, bytes]) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
         (path / name).write_bytes(data)
@@ -149,7 +149,7 @@ def tiny_moe(
     name, width, count = _MIXTURES[kind]
     own = [(width, intermediate), (count, experts), ("num_experts_per_tok", top_k)]
     own += [("norm_topk_prob", True)] if kind == "qwen3_moe" else []
-    return _written(path, _files(name, seed, dtype, hidden, layers, heads, kv_heads, context, tuple(own)))
+    return _write_files(path, _files(name, seed, dtype, hidden, layers, heads, kv_heads, context, tuple(own)))
 
 
 # ---------------------------------------------------------------- other architectures
@@ -171,13 +171,13 @@ _COMMON: dict[str, Any] = {
     "pad_token_id": 259,
 }
 _DENSE: dict[str, Any] = {**_COMMON, "intermediate_size": 48}
-_WIDE: dict[str, Any] = {**_DENSE, "head_dim": 16}  # not hidden_size / heads
+_WIDE_HEADS: dict[str, Any] = {**_DENSE, "head_dim": 16}  # not hidden_size / heads
 _EXPERTS: dict[str, Any] = {**_COMMON, "num_experts": 8, "num_experts_per_tok": 3}
 _LATENT: dict[str, Any] = {**_COMMON, "num_key_value_heads": 4}
-_KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
+_LAYER_TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
 _ROPE = {"rope_theta": 10000.0}
-_SHORT: dict[str, Any] = {**_WIDE, "max_position_embeddings": 96}
-_STRETCHED: dict[str, Any] = {
+_SHORT: dict[str, Any] = {**_WIDE_HEADS, "max_position_embeddings": 96}
+_YARN: dict[str, Any] = {
     "rope_type": "yarn",
     "factor": 4.0,
     "original_max_position_embeddings": 24,
@@ -188,12 +188,12 @@ _STRETCHED: dict[str, Any] = {
 
 def _gemma3(**changes: Any) -> transformers.Gemma3TextConfig:
     return transformers.Gemma3TextConfig(
-        **_WIDE, sliding_window=WINDOW, layer_types=list(_KINDS), query_pre_attn_scalar=24, **changes
+        **_WIDE_HEADS, sliding_window=WINDOW, layer_types=list(_LAYER_TYPES), query_pre_attn_scalar=24, **changes
     )
 
 
 SUPPORTED: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
-    "llama": lambda: transformers.LlamaConfig(**_WIDE),
+    "llama": lambda: transformers.LlamaConfig(**_WIDE_HEADS),
     "llama-tied-bias": lambda: transformers.LlamaConfig(
         **_DENSE, attention_bias=True, mlp_bias=True, tie_word_embeddings=True
     ),
@@ -201,14 +201,14 @@ SUPPORTED: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "qwen2-window": lambda: transformers.Qwen2Config(
         **_DENSE, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
     ),
-    "qwen3": lambda: transformers.Qwen3Config(**_WIDE),
+    "qwen3": lambda: transformers.Qwen3Config(**_WIDE_HEADS),
     "qwen3-moe": lambda: transformers.Qwen3MoeConfig(
         **_EXPERTS, intermediate_size=48, moe_intermediate_size=16, norm_topk_prob=True, mlp_only_layers=[1]
     ),
     "olmoe": lambda: transformers.OlmoeConfig(**_EXPERTS, intermediate_size=16),
     "gemma3": _gemma3,
-    "mistral": lambda: transformers.MistralConfig(**_WIDE, sliding_window=WINDOW),
-    "ministral3": lambda: transformers.Ministral3Config(**_SHORT, rope_parameters=_ROPE | _STRETCHED),
+    "mistral": lambda: transformers.MistralConfig(**_WIDE_HEADS, sliding_window=WINDOW),
+    "ministral3": lambda: transformers.Ministral3Config(**_SHORT, rope_parameters=_ROPE | _YARN),
     "granite": lambda: transformers.GraniteConfig(**_DENSE, logits_scaling=0.7),
     "gpt2": lambda: transformers.GPT2Config(
         vocab_size=256 + len(SPECIALS), n_embd=32, n_layer=3, n_head=4, n_positions=128, initializer_range=0.2
@@ -217,7 +217,7 @@ SUPPORTED: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
 """Architectures that our attention function supports. Qwen3-MoE has a dense layer among its sparse ones, Ministral 3 scales its queries
 from position 24 on, Granite divides its logits."""
 
-_LONG = {
+_LONGROPE = {
     "rope_type": "longrope",
     "short_factor": [1.0] * 4,
     "long_factor": [2.0] * 4,
@@ -226,7 +226,10 @@ _LONG = {
 }
 
 REFUSED: dict[str, tuple[Callable[[], transformers.PreTrainedConfig], str]] = {
-    "capped scores": (lambda: transformers.Gemma2Config(**_WIDE, sliding_window=WINDOW), "caps its attention scores"),
+    "capped scores": (
+        lambda: transformers.Gemma2Config(**_WIDE_HEADS, sliding_window=WINDOW),
+        "caps its attention scores",
+    ),
     "capped logits": (lambda: _gemma3(final_logit_softcapping=1.0), "changes its logits"),
     "both directions": (lambda: _gemma3(use_bidirectional_attention=True), "see those after them"),
     "latent attention": (
@@ -247,7 +250,7 @@ REFUSED: dict[str, tuple[Callable[[], transformers.PreTrainedConfig], str]] = {
         "length of what is computed beside it",
     ),
     "frequencies of two lengths": (
-        lambda: transformers.LlamaConfig(**_DENSE, rope_parameters=_ROPE | _LONG),
+        lambda: transformers.LlamaConfig(**_DENSE, rope_parameters=_ROPE | _LONGROPE),
         "length of what is computed beside it",
     ),
     "recurrent": (

@@ -138,29 +138,29 @@ def render(measured: Mapping[str, Any] | RunReport | None, recorded: ReportFacts
     facts: dict[str, Any] = {
         "style": Markup(files.text("page.css")),
         "demo": demo,
-        "measured": Markup("" if demo is None else _measured(demo)),
+        "measured": Markup("" if demo is None else _demo_sections(demo)),
         "recorded": recorded,
         "visitor": Visitor(tenant=None, operator=False),
     }
     if recorded is not None:
-        facts |= _shown(recorded)
+        facts |= _context(recorded)
     page = Templates(files).render("report.html", facts)
     return _without_links(
-        page, frozenset() if recorded is None else frozenset(_place(each) for each in recorded.details)
+        page, frozenset() if recorded is None else frozenset(_anchor(each) for each in recorded.details)
     )
 
 
-def _shown(recorded: ReportFacts) -> Mapping[str, Any]:
+def _context(recorded: ReportFacts) -> Mapping[str, Any]:
     """Return the context of each part, under the names that its template uses."""
     return {
         "now": {"run": recorded.run, "state": state_of(recorded.run), **now_shown(recorded.run)},
         "releases": releases_shown(recorded.releases),
-        "details": [{"place": _place(each), **release_shown(each)} for each in recorded.details],
+        "details": [{"place": _anchor(each), **release_shown(each)} for each in recorded.details],
         "learning": learning_shown(recorded.learning),
     }
 
 
-def _place(found: ReleaseDetail) -> str:
+def _anchor(found: ReleaseDetail) -> str:
     return found.line.policy.hash[:16]
 
 
@@ -172,7 +172,7 @@ def _without_links(page: str, places: frozenset[str]) -> str:
     return _LINK.sub(lambda found: f' href="#v-{found[2]}"' if found[2] in places else "", page)
 
 
-def _measured(run: RunReport) -> str:
+def _demo_sections(run: RunReport) -> str:
     sections = [
         _summary(run),
         _arms_over_time(run, run.suggested, "Share of requests for which something was suggested", "Suggested")

@@ -38,7 +38,7 @@ from ostinato.status.summary import FOLD, Summary
 if TYPE_CHECKING:
     from ostinato.model.speed import SpeedChoice, Speeds
 
-_BELOW = "\n           "  # indents the further lines of a check
+_NEXT_LINE = "\n           "  # indents the further lines of a check
 GIB = 1 << 30
 NEEDED_GIB = 8  # two checkpoints of a 135M model, its versions and a log
 
@@ -137,7 +137,7 @@ def _context(config: Config) -> str:
     if not tight:
         return f"{served}, and windows begin with up to {max(openings):,}"
     return (
-        f"{served}{_BELOW}warning: {len(tight):,} of them began a window with {min(tight):,} tokens and more of instructions, tools and "
+        f"{served}{_NEXT_LINE}warning: {len(tight):,} of them began a window with {min(tight):,} tokens and more of instructions, tools and "
         f"summary: with a summary of up to {summary:,} they reach {trigger:,} (serve.compaction_share) again at once, and an agent may "
         "summarise after every answer and never end. Serve a model with a longer context, or give the agent fewer tools"
     )
@@ -172,7 +172,7 @@ def _speed(config: Config) -> str:
         f"  {inputs} -> {outputs}, {rows:>3} rows: " + ", ".join(f"{name} {g:.3g} GFLOP/s" for name, g in of.items())
         for (inputs, outputs, rows), of in by_place.items()
     ]
-    return _BELOW.join([*lines, _threads(config, measured.value, found)])
+    return _NEXT_LINE.join([*lines, _threads(config, measured.value, found)])
 
 
 def _threads(config: Config, speeds: Speeds, found: SpeedChoice) -> str:
@@ -223,7 +223,7 @@ def _numerics(config: Config) -> str:
         lines.append(
             numerics.slower(times) or f"the decoder in whole numbers against plain products, one thread: {shown}"
         )
-    return _BELOW.join(lines)
+    return _NEXT_LINE.join(lines)
 
 
 def _exact_in_other_dtype(config: Config) -> str:
@@ -241,7 +241,10 @@ def _exact_in_other_dtype(config: Config) -> str:
 
 
 def _kept(measured: Measured[Any]) -> str:
-    """Example: "measured on 2026-11-28 at 14:03, kept in ~/.cache/ostinato/machine/exact-0f3a.json"."""
+    """Return when a cached measurement was made and its file.
+
+    Example: "measured on 2026-11-28 at 14:03, kept in ~/.cache/ostinato/machine/exact-0f3a.json".
+    """
     when = time.strftime("%Y-%m-%d at %H:%M", time.localtime(measured.at))
     where = "not kept: model.cache cannot be written" if measured.file is None else f"kept in {measured.file}"
     return f"measured on {when}, {where}"
@@ -324,14 +327,14 @@ def _erasure(config: Config) -> str:
         )
     else:
         lines.append("no row is ever dropped (record.retain_days): whoever is forgotten can be replayed out")
-    return _BELOW.join(lines)
+    return _NEXT_LINE.join(lines)
 
 
 def _dials(config: Config) -> str:
     """Return whose answers are steered by dials under these settings. Raises BadConfig if nobody's can be."""
     adapt = config.adapt
     if adapt.mode == "off":
-        return _BELOW.join(["off: answers lean to nobody (adapt.mode)", *_approved(config)])
+        return _NEXT_LINE.join(["off: answers lean to nobody (adapt.mode)", *_approved(config)])
     if adapt.users == "verified" and not config.serve.user_keys:
         raise BadConfig(
             "adapt.users is 'verified' and serve.user_keys is empty, so nobody has dials: set serve.user_keys and send "
@@ -344,7 +347,7 @@ def _dials(config: Config) -> str:
         told.append(private)
     if config.engine.kind != "embedded":
         told.append("vLLM leans whole answers by a bias, none with tools, and ratings of them teach no dial")
-    return _BELOW.join(told)
+    return _NEXT_LINE.join(told)
 
 
 def _has_log(config: Config) -> bool:

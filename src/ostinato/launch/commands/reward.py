@@ -32,7 +32,7 @@ from ostinato.reward.config import RewardConfig
 from ostinato.reward.runners import asker_of
 
 BARS, WIDTH = 12, 32
-_BESIDE_BARS = 34  # columns that a histogram needs besides its two bars
+_OTHER_COLUMNS = 34  # columns that a histogram needs besides its two bars
 LONGEST_TEXT = 200
 
 
@@ -156,7 +156,7 @@ def _print(found: backtest.RewardComparison, texts: Mapping[str, str], recorded:
     console.print(_sides(found))
     for side in (found.new, found.old):
         _print_failures(side, console)
-    width = min(WIDTH, max(4, (console.width - _BESIDE_BARS) // 2))
+    width = min(WIDTH, max(4, (console.width - _OTHER_COLUMNS) // 2))
     console.print("", _histogram(found.old.values, found.new.values, width), "", sep="\n")
     console.print(f"on the {found.change.turns} turns that both reward: {_in_words(found.change, '+')} in the mean")
     told = f"{found.flipped} change sign, {found.gained} gain a reward, {found.lost} lose theirs"

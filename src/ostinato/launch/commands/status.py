@@ -78,7 +78,7 @@ def _counts(counted: Mapping[str, int]) -> str:
 
 
 SHOWN_RELEASES = 6
-_DOWN = (
+_DOWN_HINT = (
     "{name} is not restarted automatically: fix the cause of its last exit, then restart `ostinato up`; or, to keep serving, start "
     "`ostinato {name}` beside it with the same options"
 )
@@ -155,7 +155,7 @@ def workers(board: WorkerBoard | None, now: float) -> list[RenderableType]:
     for worker in board.workers:
         table.add_row(*_worker(worker, now))
     down = [worker.name for worker in board.workers if worker.condition == "failed"]
-    return [table, *(Text(_DOWN.format(name=name), "red") for name in down)]
+    return [table, *(Text(_DOWN_HINT.format(name=name), "red") for name in down)]
 
 
 def _worker(worker: WorkerStatus, now: float) -> tuple[Text, ...]:
@@ -178,14 +178,14 @@ def _arms(run: Overview) -> list[RenderableType]:
     oldest = ago(run.now - rated[0].served.started_at)
     arms = acceptance_by_arm(rated)
     if run.tenant:  # in a branch's log, live is the branch, and control is the shared version
-        arms = [replace(each, arm=_OF_BRANCH.get(each.arm, each.arm)) for each in arms]
+        arms = [replace(each, arm=_BRANCH_ARMS.get(each.arm, each.arm)) for each in arms]
     return [
         screen.arms_table(arms, run.who, f"newest {len(rated)}, oldest {oldest} ago"),
         Text(f"feedback on {100 * heard / len(rated):.0f}% of them; signals in total: {names or 'none'}", "dim"),
     ]
 
 
-_OF_BRANCH = {Arm.LIVE.value: Arm.BRANCH.value, Arm.CONTROL.value: Arm.SHARED.value}
+_BRANCH_ARMS = {Arm.LIVE.value: Arm.BRANCH.value, Arm.CONTROL.value: Arm.SHARED.value}
 
 
 def _learning(run: Overview) -> list[RenderableType]:

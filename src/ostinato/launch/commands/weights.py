@@ -140,26 +140,26 @@ async def find_version(config: Config, name: str, run: str = "") -> Manifest:
     versions = {ref.removeprefix(VERSIONS): value for ref, value in refs.items() if ref.startswith(VERSIONS)}
     if number := _NUMBER.fullmatch(name):
         every = [await manifests.read(value) for value in versions.values()]
-        found = [manifest for manifest in every if manifest.number == int(number.group(1))]
-        own = line_of(run or (branch_of(config.run.tenant) if config.run.tenant else ""))
-        found = [manifest for manifest in found if line_of(manifest.run) == own] or found
+        matches = [manifest for manifest in every if manifest.number == int(number.group(1))]
+        line = line_of(run or (branch_of(config.run.tenant) if config.run.tenant else ""))
+        matches = [manifest for manifest in matches if line_of(manifest.run) == line] or matches
     else:
-        found = []
-    if not found and _ROOT.fullmatch(name):  # not `elif`: the first digits of a root may all be decimal
-        found = [await manifests.read(value) for root, value in versions.items() if root.startswith(name)]
-    if not found:
-        shown = ", ".join(ref for ref in refs if not ref.startswith(VERSIONS))
-        if not shown:
+        matches = []
+    if not matches and _ROOT.fullmatch(name):  # not `elif`: the first digits of a root may all be decimal
+        matches = [await manifests.read(value) for root, value in versions.items() if root.startswith(name)]
+    if not matches:
+        named = ", ".join(ref for ref in refs if not ref.startswith(VERSIONS))
+        if not named:
             raise NotFound(f"no version {name!r}: this run has none yet; start `ostinato up`, and wait until it serves")
         if name == "candidate":
             raise NotFound(
                 "there is no candidate yet: `ostinato status` says what the trainer waits for; or name another version, by a ref "
-                f"({shown}), a number such as v12, or a root's first digits"
+                f"({named}), a number such as v12, or a root's first digits"
             )
-        raise NotFound(f"no version {name!r}: give a ref ({shown}), a number such as v12, or a root's first digits")
-    if len({manifest.root for manifest in found}) > 1:
-        raise BadRequest(f"{len(found)} versions match {name!r}: give more of the root (`ostinato weights log`)")
-    return found[0]
+        raise NotFound(f"no version {name!r}: give a ref ({named}), a number such as v12, or a root's first digits")
+    if len({manifest.root for manifest in matches}) > 1:
+        raise BadRequest(f"{len(matches)} versions match {name!r}: give more of the root (`ostinato weights log`)")
+    return matches[0]
 
 
 def _name(policy: PolicyVersion) -> str:

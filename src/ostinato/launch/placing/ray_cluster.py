@@ -90,22 +90,22 @@ class NodeKeeper:
             raise BadConfig(
                 f"{self._host} has ostinato {__version__}, `ostinato up` is {version}: install one version on all nodes"
             )
-        wanted = Order(**order)
-        self._home = Home(Path(wanted.home))
+        request = Order(**order)
+        self._home = Home(Path(request.home))
         self._home.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if wanted.admin_key:
-            write_private(self._home.root / "admin.key", wanted.admin_key)
+        if request.admin_key:
+            write_private(self._home.root / "admin.key", request.admin_key)
         settings = self._home.config
-        if wanted.command != "serve":  # workers may share the directory, but not their secrets
-            settings = settings.with_name(f"config-{wanted.name}.json")
-        write_private(settings, wanted.settings)
-        here = Path(wanted.cwd)
+        if request.command != "serve":  # workers may share the directory, but not their secrets
+            settings = settings.with_name(f"config-{request.name}.json")
+        write_private(settings, request.settings)
+        directory = Path(request.cwd)
         self._worker = WorkerProcess(
-            wanted.name,
-            own_command(wanted.command, "--config", str(settings)),
-            self._home.worker_log(wanted.command),
+            request.name,
+            own_command(request.command, "--config", str(settings)),
+            self._home.worker_log(request.command),
             env=THREADS,
-            directory=here if here.is_dir() else None,
+            directory=directory if directory.is_dir() else None,
         )
         await self._worker.start()
         self._ending = asyncio.ensure_future(self._worker.ended())
@@ -291,18 +291,18 @@ class PlacedWorker:
             self._place = place = self._open()
             await self._placed(place)
             while True:
-                look = RemoteState(**await place.keeper.look())
-                self._record_state(look)
-                if look.code is not None:
-                    self._last_line = look.last_line
-                    return look.code
+                state = RemoteState(**await place.keeper.look())
+                self._record_state(state)
+                if state.code is not None:
+                    self._last_line = state.last_line
+                    return state.code
                 await self._send_pending(place.keeper)
                 await asyncio.sleep(POLL_S)
         except (Unavailable, StorageFull) as error:
             self._hear(Sign(doing=self._doing, failed=str(error), outside=True))
         except OSError as error:
-            said, outside = f"could not be started on its node: {error}", error.errno in REFUSALS
-            self._hear(Sign(doing=self._doing, failed=said, outside=outside))
+            why_failed, outside = f"could not be started on its node: {error}", error.errno in REFUSALS
+            self._hear(Sign(doing=self._doing, failed=why_failed, outside=outside))
         except Exception as error:  # noqa: BLE001 (one worker's failure must not end the others)
             # never `certain`: another node may have what this one lacks
             why = str(error) if isinstance(error, OstinatoError) else f"{type(error).__name__}: {error}"
@@ -325,9 +325,9 @@ class PlacedWorker:
         self._hear(Sign(doing="starting"))
         self._say(self.name, f"placed on {node} (pid {pid})")
 
-    async def _await_with_signs(self, asked: Awaitable[_T], sign: Callable[[], Awaitable[Sign]]) -> _T:
+    async def _await_with_signs(self, call: Awaitable[_T], sign: Callable[[], Awaitable[Sign]]) -> _T:
         """Wait for an answer and return it. Until it arrives, `sign` replaces the worker's own heartbeats."""
-        answer = asyncio.ensure_future(asked)
+        answer = asyncio.ensure_future(call)
         try:
             while not answer.done():
                 await asyncio.wait({answer}, timeout=POLL_S)

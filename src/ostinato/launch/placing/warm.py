@@ -154,19 +154,19 @@ class WarmProcess:
         if not self._ready and self._process is not None:
             try:
                 async with asyncio.timeout(self._patience_s):
-                    said = await asyncio.get_running_loop().sock_recv(self._socket, MOST_BYTES)
+                    reply = await asyncio.get_running_loop().sock_recv(self._socket, MOST_BYTES)
             except TimeoutError:
                 if self._patience_s:
                     self._give_up("their imports took too long")
                 return False
             except OSError:  # it died before it had read its command line
-                said = b""
-            if not said and await asyncio.to_thread(self._process.wait) < 0:  # killed, e.g. for lack of memory
+                reply = b""
+            if not reply and await asyncio.to_thread(self._process.wait) < 0:  # killed, e.g. for lack of memory
                 self._patience_s = 0.0
                 self._restart()
                 return False
-            if said != READY:
-                self._give_up(said.decode() or "their imports failed")
+            if reply != READY:
+                self._give_up(reply.decode() or "their imports failed")
                 return False
             self._ready, self._patience_s = True, 0.0
         return self._ready

@@ -90,11 +90,11 @@ def fork() -> int:
             time.sleep(_REPARENT_POLL_S)
         return 0
     os.close(theirs)
-    told = os.read(ours, 32)
+    reply = os.read(ours, 32)
     os.close(ours)
     if helper > 0:
         os.waitpid(helper, 0)
-    return int(told or b"-1")
+    return int(reply or b"-1")
 
 
 def _forked() -> int:

@@ -15,7 +15,7 @@ from ostinato.core.fair_share import Bucket
 from ostinato.core.seams import Clock
 from ostinato.launch.views.progress import Progress
 
-_AT_ONCE, _EVERY_S = 20.0, 180.0
+_BURST, _PERIOD_S = 20.0, 180.0
 """Rate limit of strangers' lines per tenant: a burst of 20, then one every 180 seconds, so that nobody can push operators' actions out of
 the file.
 """
@@ -46,7 +46,7 @@ class AuditFile:
         more: dict[str, object] = {name: value[:200] for name, value in facts.items()}
         if stranger:
             now = self._clock()
-            limit = self._strangers.setdefault(tenant, Bucket(rate=1.0 / _EVERY_S, size=_AT_ONCE, now=now))
+            limit = self._strangers.setdefault(tenant, Bucket(rate=1.0 / _PERIOD_S, size=_BURST, now=now))
             if limit.take(1.0, now):
                 self._left_out[tenant] += 1
                 return

@@ -90,8 +90,8 @@ class RunActions:
         event: dict[str, Any] = {"id": f"playground-{secrets.token_hex(12)}", "target": turn, "name": name}
         event |= {"value": True, "source": "human"} | ({"correction": correction} if correction else {})
         async with self._session() as session:
-            found = await self._post(session, "/v1/feedback", event, {})
-        return str(found.get("status", found))
+            answer = await self._post(session, "/v1/feedback", event, {})
+        return str(answer.get("status", answer))
 
     # ------------------------------------------------------------ private
 
@@ -123,12 +123,12 @@ class RunActions:
     async def _answer(
         self, session: aiohttp.ClientSession, messages: Sequence[Mapping[str, str]], arm: str
     ) -> PlaygroundAnswer:
-        model, said = self._run.config.model.served_as, [dict(message) for message in messages]
-        body = {"model": model, "messages": said, "user": "playground"}
+        model, conversation = self._run.config.model.served_as, [dict(message) for message in messages]
+        body = {"model": model, "messages": conversation, "user": "playground"}
         try:
             found = await self._post(session, "/v1/chat/completions", body, {"X-Ostinato-Slot": arm})
-            said = cast("Mapping[str, Any]", found.get("ostinato") or {})
-            spans = cast("Sequence[Sequence[Any]]", said.get("spans") or ())
+            details = cast("Mapping[str, Any]", found.get("ostinato") or {})
+            spans = cast("Sequence[Sequence[Any]]", details.get("spans") or ())
             return PlaygroundAnswer(
                 arm=arm,
                 turn=f"{found['id']}:0",
@@ -148,12 +148,12 @@ class RunActions:
             raise Unavailable("the gateway has no address yet; try again in a moment")
         try:
             async with session.post(url + path, json=body, headers=headers) as reply:
-                found = cast("Mapping[str, Any]", await reply.json(content_type=None))
+                answer = cast("Mapping[str, Any]", await reply.json(content_type=None))
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise Unavailable(f"the gateway did not answer: {error!r}; try again") from error
         if reply.status >= 400:
-            raise Unavailable(str(found.get("error", {}).get("message", found)))
-        return found
+            raise Unavailable(str(answer.get("error", {}).get("message", answer)))
+        return answer
 
 
 # ---------------------------------------------------------------- the page

@@ -47,7 +47,7 @@ def bar(point: Acceptance) -> Text:
 def arms_table(rows: Sequence[ArmAcceptance], who: str, when: str) -> Table:
     """Return a table of acceptance by arm. `who` is the heading of the arms, `when` says which turns are counted."""
     table = bare_table(who, f"acceptance, {when}", "", "95%", "turns", "policy")
-    for row in sorted(rows, key=lambda row: _ORDER.index(row.arm)):
+    for row in sorted(rows, key=lambda row: _ARM_ORDER.index(row.arm)):
         point = row.point
         name = row.arm + (" (frozen)" if row.arm == Arm.CONTROL else "")
         share = (f"{100 * point.acceptance:.0f}%", f"{100 * point.lower:.0f} to {100 * point.upper:.0f}")
@@ -56,8 +56,8 @@ def arms_table(rows: Sequence[ArmAcceptance], who: str, when: str) -> Table:
     return table
 
 
-_LAST = (Arm.CONTROL, Arm.EVAL, Arm.WORLD, Arm.OUTSIDE)
-_ORDER = (*(arm for arm in Arm if arm not in _LAST), *_LAST)
+_LAST_ARMS = (Arm.CONTROL, Arm.EVAL, Arm.WORLD, Arm.OUTSIDE)
+_ARM_ORDER = (*(arm for arm in Arm if arm not in _LAST_ARMS), *_LAST_ARMS)
 """The order of the arms in a table."""
 
 

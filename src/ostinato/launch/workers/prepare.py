@@ -35,7 +35,7 @@ async def prepare(run: Run, say: Callable[[str], None]) -> Path:
 
 
 async def await_prepared(run: Run) -> None:
-    """Wait until another worker has await_prepared the run. For workers that load no model."""
+    """Wait until another worker has prepared the run. For workers that load no model."""
     while await run.store.read_ref("live") is None:
         await asyncio.sleep(_POLL_S)
 

@@ -59,15 +59,15 @@ async def _judge(run: Run, context: WorkerContext) -> None:
     context.pulse.trouble = lambda: "; ".join(dict.fromkeys(filter(None, troubles()))) or None
     await monitors.refresh()  # an alarm from before this start must pause the first step
     progress = Progress(run.home.progress("release"), kept_bytes(config))
-    beside = [asyncio.create_task(record_pace(run, controller, suite, progress))]
+    background = [asyncio.create_task(record_pace(run, controller, suite, progress))]
     if copying is not None:
-        beside.append(asyncio.create_task(copying.run()))
+        background.append(asyncio.create_task(copying.run()))
     try:
         await asyncio.gather(controller.run(context.stopping), monitors.run(context.stopping))
     finally:
-        for task in beside:
+        for task in background:
             task.cancel()
-        await asyncio.wait(beside)
+        await asyncio.wait(background)
         if copying is not None:
             copying.close()
 

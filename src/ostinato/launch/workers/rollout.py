@@ -96,11 +96,11 @@ def _keep(config: Config, watch: CheatWatch) -> Callable[[Finished], None]:
 
 
 async def _work(rollouts: Rollouts, context: WorkerContext, log: Log | None, watch: CheatWatch) -> None:
-    telling = asyncio.create_task(_tell(rollouts, context, log, watch))
+    reporting = asyncio.create_task(_report(rollouts, context, log, watch))
     try:
         await unless(context.stopping, _run(rollouts, context))
     finally:
-        telling.cancel()
+        reporting.cancel()
 
 
 async def _run(rollouts: Rollouts, context: WorkerContext) -> None:
@@ -110,7 +110,7 @@ async def _run(rollouts: Rollouts, context: WorkerContext) -> None:
     await context.stopping.wait()
 
 
-async def _tell(rollouts: Rollouts, context: WorkerContext, log: Log | None, watch: CheatWatch) -> None:
+async def _report(rollouts: Rollouts, context: WorkerContext, log: Log | None, watch: CheatWatch) -> None:
     """Until cancelled, report the current activity and, if there is a log, the alarm about cheats, whenever they change."""
     shown, raised = "", None
     while True:

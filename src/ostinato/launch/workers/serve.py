@@ -79,7 +79,7 @@ class WeightLoader:
         self._serving, self._log, self._progress, self._on_live = serving, log, progress, on_live
         self._loaded: set[str] = set()
         self._failing: dict[str, str] = {}
-        self._told: dict[str, str | None] = {}
+        self._reported: dict[str, str | None] = {}
 
     def trouble(self) -> str | None:
         """Return which refs cannot be loaded and why; None if all can."""
@@ -87,13 +87,13 @@ class WeightLoader:
 
     async def run(self, refs: Sequence[str]) -> None:
         """Follow the refs until cancelled. Raises BadWeights if live was never loaded and its version never can be."""
-        telling = asyncio.create_task(self._tell(refs))
+        reporting = asyncio.create_task(self._report_alarms(refs))
         try:
             await self._serving.follower.watch(
                 refs, self._load, on_error=self._failed, at_start=live_last(refs), on_recovered=self._recovered
             )
         finally:
-            telling.cancel()
+            reporting.cancel()
 
     async def _load(self, slot: str, snapshot: Snapshot) -> None:
         swap = await self._serving.engine.load(slot, snapshot)
@@ -116,20 +116,20 @@ class WeightLoader:
         """Clear a ref's failure when the store is readable again, even if it has nothing new to load."""
         self._failing.pop(ref, None)
 
-    async def _tell(self, refs: Sequence[str]) -> None:
+    async def _report_alarms(self, refs: Sequence[str]) -> None:
         """Raise and clear the alarms until cancelled. First clear those about refs that an earlier process followed. Calls to a log that
         is unavailable are retried.
         """
-        left: set[str] | None = None
+        stale: set[str] | None = None
         while True:
             with contextlib.suppress(OstinatoError):
-                if left is None or left:
-                    left = {name for name in await standing(self._log) if _is_about_other_ref(name, refs)}
-                for name in left:
+                if stale is None or stale:
+                    stale = {name for name in await standing(self._log) if _is_about_other_ref(name, refs)}
+                for name in stale:
                     await note(self._log, name, raised=False, why="this ref is not followed any more", at=wall_clock())
             for ref in self._loaded | self._failing.keys():
                 why = self._failing.get(ref)
-                if self._told.get(ref, "") == why:
+                if self._reported.get(ref, "") == why:
                     continue
                 try:
                     await note(
@@ -139,7 +139,7 @@ class WeightLoader:
                         why=why or f"the version of {ref} is loaded",
                         at=wall_clock(),
                     )
-                    self._told[ref] = why
+                    self._reported[ref] = why
                 except OstinatoError as error:
                     logger.warning("the alarm about %s is not written yet: %s", ref, error)
             await asyncio.sleep(_POLL_S)
@@ -261,42 +261,42 @@ async def _run(
     if serving.numerics is not None:
         logger.log(logging.WARNING if serving.numerics.why else logging.INFO, "%s", serving.numerics)
         progress.computing(serving.numerics)
-    saying, config = ReadinessReporter(context, address), run.config.serve
+    readiness, config = ReadinessReporter(context, address), run.config.serve
     connections = Connections(most=room_for_connections(), per_address=config.connections_per_address)
     numbers, learning, ledger = RunNumbers(run.home.workers), _learning_of(run), open_ledger(run)
     for each in (numbers, learning):
         serving.gateway.state.metrics.registry.register(each)
-    following = WeightLoader(serving, run.log, progress, saying.live)
-    context.pulse.trouble = following.trouble
+    loader = WeightLoader(serving, run.log, progress, readiness.live)
+    context.pulse.trouble = loader.trouble
     await engine.start()
     try:
         async with asyncio.TaskGroup() as group:
-            beside = [
-                group.create_task(following.run(served_refs(run.config))),
+            background = [
+                group.create_task(loader.run(served_refs(run.config))),
                 group.create_task(watch_engine(engine, _engine_timeout_s(run.config))),
                 group.create_task(watch_reader(serving.reader, run.log)),
                 group.create_task(watch_alarms(run.log, numbers.alarms)),
                 group.create_task(watch_learning(run.log, run.folds, ledger, learning)),
                 group.create_task(watch_branches(branches, run.home.workers, learning)),
                 group.create_task(follow_trial(ledger, serving.gateway, run.config.release.verified_share)),
-                group.create_task(import_deferred(saying.loaded)),
+                group.create_task(import_deferred(readiness.loaded)),
                 *([] if page is None else [group.create_task(page.keep(context.stopping))]),
                 *([] if serving.lending is None else [group.create_task(serving.lending.run())]),
             ]
             if serving.router is not None:
-                beside.append(group.create_task(serving.router.run()))
+                background.append(group.create_task(serving.router.run()))
             if serving.adaptation is not None:
-                beside.append(group.create_task(record_dials(serving.adaptation, progress)))
+                background.append(group.create_task(record_dials(serving.adaptation, progress)))
             await listen(
                 serving.gateway,
                 listener,
                 context.stopping,
-                saying.answering,
+                readiness.answering,
                 connections=connections,
                 unread_s=config.send_timeout_s,
                 keep_alive_s=config.keep_alive_s,
             )
-            for task in beside:
+            for task in background:
                 task.cancel()
         if serving.router is not None:
             await serving.router.save()
@@ -319,15 +319,15 @@ async def import_deferred(loaded: asyncio.Event) -> None:
 
 async def watch_reader(reader: RequestReader, log: Log) -> None:
     """Until cancelled, raise an alarm when the process that reads long requests fails, and clear it once it answers again."""
-    told, standing = 0, True  # an earlier process may have raised it
+    reported, may_be_raised = 0, True  # an earlier process may have raised it
     while True:
         failures, why = reader.failures, reader.trouble
-        if failures > told or (standing and reader.answers and not why):
+        if failures > reported or (may_be_raised and reader.answers and not why):
             with contextlib.suppress(OstinatoError):  # retried
-                raised = failures > told
-                said = (why or "it ended") if raised else "long requests are read in a process of their own"
-                await note(log, READER_ALARM, raised=raised, why=said, at=wall_clock())
-                told, standing = failures, raised
+                raised = failures > reported
+                reason = (why or "it ended") if raised else "long requests are read in a process of their own"
+                await note(log, READER_ALARM, raised=raised, why=reason, at=wall_clock())
+                reported, may_be_raised = failures, raised
         await asyncio.sleep(_POLL_S)
 
 
@@ -352,17 +352,17 @@ async def record_dials(adaptation: DialAdaptation, progress: Progress) -> None:
     """Until cancelled, record the spread of people's dials and the refused bases whenever they change. Refused bases are also recorded
     every minute.
     """
-    told, refused = None, None
+    recorded, refused = None, None
     for look in itertools.count():
         await asyncio.sleep(_DIALS_POLL_S)
         if [*adaptation.refused] != refused or (refused and look % _REPEAT_EVERY == 0):
             refused = [*adaptation.refused]
             progress.bases(refused)
         with contextlib.suppress(OstinatoError):  # keys or states are unavailable; retried
-            found = await adaptation.spread()
-            if found is not None and found != told:
-                progress.dials(found)
-                told = found
+            spread = await adaptation.spread()
+            if spread is not None and spread != recorded:
+                progress.dials(spread)
+                recorded = spread
 
 
 def _engine_timeout_s(config: Config) -> float:
@@ -373,16 +373,16 @@ def _engine_timeout_s(config: Config) -> float:
 async def watch_engine(engine: Engine, longest_s: float) -> None:
     """Watch the engine until cancelled. Raises EngineDied once it is dead, or has work but finished no step or command for `longest_s`."""
     loop = asyncio.get_running_loop()
-    done, since = -1.0, loop.time()
+    last_progress, since = -1.0, loop.time()
     while True:
         try:
             stats = engine.stats()
         except Unavailable as error:
             raise EngineDied(str(error)) from error
         busy = sum(stats.get(name, 0.0) for name in ("running", "waiting", "orders_open")) > 0
-        ended, now = stats.get("steps", 0.0) + stats.get("orders_done", 0.0), loop.time()
-        if not busy or ended != done:
-            done, since = ended, now
+        progress, now = stats.get("steps", 0.0) + stats.get("orders_done", 0.0), loop.time()
+        if not busy or progress != last_progress:
+            last_progress, since = progress, now
         if now - since > longest_s:
             raise EngineDied(f"the engine has finished no step or command for {now - since:.0f} s, with work waiting")
         await asyncio.sleep(_POLL_S)

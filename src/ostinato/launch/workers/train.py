@@ -75,8 +75,8 @@ class TrainWorker:
     def __init__(self, run: Run, learning: Learning, progress: Progress, pulse: Heartbeat) -> None:
         self._longest_s = run.config.supervise.work_s
         most = run.config.reward.batch_tokens
-        told = ReportingTrainer(learning.learner.trainer, pulse, self._longest_s, most)
-        self.parts = replace(learning, learner=replace(learning.learner, trainer=told))
+        reporting = ReportingTrainer(learning.learner.trainer, pulse, self._longest_s, most)
+        self.parts = replace(learning, learner=replace(learning.learner, trainer=reporting))
         self._run, self._progress, self._pulse = run, progress, pulse
         self._shared = shared_checkpoints(run)
         branch = bool(run.config.run.tenant)
@@ -366,8 +366,8 @@ class TrainWorker:
         """
         parts = self.parts
         live = await parts.released.refresh()
-        if said := await self._erasure.purge(live):
-            logger.info("deleted what knew forgotten people: %s", said)
+        if purged := await self._erasure.purge(live):
+            logger.info("deleted what knew forgotten people: %s", purged)
         await self._leave_withdrawn(live)
         if parts.source.base is not None:
             return True  # the next step starts from that version

@@ -119,16 +119,16 @@ def _report_end(error: BaseException, pulse: Heartbeat, sender: Sender | None) -
     cause = first_cause(error)
     if isinstance(cause, Stopped):
         return 0
-    short = is_short(cause)
-    expected = isinstance(cause, OstinatoError) or short
+    out_of_memory = is_short(cause)
+    expected = isinstance(cause, OstinatoError) or out_of_memory
     if sender is not None:
-        why = _out_of_memory_line(cause, pulse) if short else f"{type(cause).__name__}: {cause}"
-        hopeless = short and address_space_limited() and not pulse.ready
+        why = _out_of_memory_line(cause, pulse) if out_of_memory else f"{type(cause).__name__}: {cause}"
+        hopeless = out_of_memory and address_space_limited() and not pulse.ready
         certain, outside = hopeless or isinstance(cause, BadConfig | BadWeights), _is_external(cause)
         sender.last_words(Sign(doing=pulse.sign().doing, failed=why, certain=certain, outside=outside))
     with contextlib.suppress(OSError):
         if expected:
-            print(f"error {_out_of_memory_line(cause, pulse) if short else cause}", file=sys.stderr)  # noqa: T201 (its output is the worker's log)
+            print(f"error {_out_of_memory_line(cause, pulse) if out_of_memory else cause}", file=sys.stderr)  # noqa: T201 (its output is the worker's log)
         else:
             traceback.print_exception(error)
     return EXIT_EXPECTED if expected else EXIT_DEFECT
@@ -136,12 +136,12 @@ def _report_end(error: BaseException, pulse: Heartbeat, sender: Sender | None) -
 
 def _out_of_memory_line(cause: BaseException, pulse: Heartbeat) -> str:
     """Return one line about an allocator's error: the activity that failed, the free memory and the remedy."""
-    room = min(filter(None, (free_memory(), process_limit())), key=lambda each: each.size, default=None)
-    left = f"; {room.bound} leaves {in_gib(room.size)}" if room else ""
-    said = (str(cause).strip() or type(cause).__name__).splitlines()[0]
+    limit = min(filter(None, (free_memory(), process_limit())), key=lambda each: each.size, default=None)
+    free = f"; {limit.bound} leaves {in_gib(limit.size)}" if limit else ""
+    message = (str(cause).strip() or type(cause).__name__).splitlines()[0]
     return (
-        f"out of memory while {pulse.sign().doing}{left}; use a smaller model (model.source), fewer streams (engine.kv_tokens, "
-        f"engine.max_batch), smaller steps (learn.batch, train.turn_tokens), or raise the limit [{said}]"
+        f"out of memory while {pulse.sign().doing}{free}; use a smaller model (model.source), fewer streams (engine.kv_tokens, "
+        f"engine.max_batch), smaller steps (learn.batch, train.turn_tokens), or raise the limit [{message}]"
     )
 
 

@@ -354,14 +354,14 @@ class Pages:
             ("/playground/feedback", "rate in the playground", self._rate),
         ]
         return [
-            *(Route(path, self._for_visitors(self._shown(name), name), methods=["GET"]) for path, name in shown),
+            *(Route(path, self._for_visitors(self._page_handler(name), name), methods=["GET"]) for path, name in shown),
             *(Route(path, self._for_operators(act, name), methods=["POST"]) for path, name, act in acts),
             Route("/events", self._for_visitors(self._events, "turns"), methods=["GET"]),
             Route("/sign-in", self._for_anybody(self._sign_in_form), methods=["GET"]),
             Route("/sign-in", self._for_anybody(self._sign_in), methods=["POST"]),
             Route("/sign-out", self._for_anybody(self._sign_out), methods=["POST"]),
             Route("/static/{digest}/{name:path}", self._files.serve, methods=["GET"]),
-            _UnknownPath("/{path:path}", self._for_visitors(self._nothing, "turns"), methods=["GET"]),
+            _UnknownPath("/{path:path}", self._for_visitors(self._not_found, "turns"), methods=["GET"]),
         ]
 
     # ------------------------------------------------------------ access
@@ -376,7 +376,7 @@ class Pages:
             if not visitor.sees_all and name not in OPEN_TO_TENANTS:
                 if name == "now":
                     return RedirectResponse("/turns", 303, headers=HEADERS)
-                return await self._failed(
+                return await self._error_page(
                     Forbidden("This page is for the operator: it shows all tenants together."), visitor
                 )
             return await self._guarded(lambda: handle(request, visitor), request, visitor)
@@ -407,7 +407,7 @@ class Pages:
                 if not visitor.operator:
                     raise Forbidden("Only the operator may do this: sign in with the admin key.")
             except OstinatoError as error:
-                return await self._failed(error, visitor)
+                return await self._error_page(error, visitor)
             return await self._guarded(lambda: act(request, visitor), request, visitor)
 
         return answer
@@ -443,15 +443,15 @@ class Pages:
         try:
             return await handle()
         except OstinatoError as error:
-            return await self._failed(error, visitor)
+            return await self._error_page(error, visitor)
         except ClientDisconnect:
             return Response(status_code=499)
         except Exception as error:
             logger.exception("%r failed", request.url.path)
             told = OstinatoError(f"Internal error ({type(error).__name__}); see the server's log.")
-            return await self._failed(told, visitor)
+            return await self._error_page(told, visitor)
 
-    async def _failed(self, error: OstinatoError, visitor: Visitor | None) -> Response:
+    async def _error_page(self, error: OstinatoError, visitor: Visitor | None) -> Response:
         frame = _frame(visitor)
         if visitor is not None:
             try:
@@ -470,7 +470,7 @@ class Pages:
 
     # ------------------------------------------------------------ pages
 
-    def _shown(self, name: str) -> Handler:
+    def _page_handler(self, name: str) -> Handler:
         template = "page.html" if name in PLAIN_PAGES else f"{name}.html"
 
         async def show(request: Request, visitor: Visitor) -> Response:
@@ -514,24 +514,24 @@ class Pages:
     def _decider(self, act: Callable[[str, str, str, str], Awaitable[str]], title: str) -> Handler:
         async def decide(request: Request, visitor: Visitor) -> Response:
             said = await act(root(request.path_params["root"]), *_decision(await form(request)))
-            return await self._told(visitor, title, said)
+            return await self._message_page(visitor, title, said)
 
         return decide
 
     async def _roll_back(self, request: Request, visitor: Visitor) -> Response:
         said = await self._acts.roll_back(*_decision(await form(request)))
-        return await self._told(visitor, "Rolled back", said)
+        return await self._message_page(visitor, "Rolled back", said)
 
     async def _accept(self, request: Request, visitor: Visitor) -> Response:
         fields, name = await form(request), str(request.path_params["name"])
         raised, reason = words(fields, "alarm", needed=True), words(fields, "reason", needed=True)
         said = await self._acts.accept(name, raised, reason, words(fields, "actor", 80, needed=True))
-        return await self._told(visitor, "Accepted", said)
+        return await self._message_page(visitor, "Accepted", said)
 
-    async def _nothing(self, request: Request, visitor: Visitor) -> Response:
+    async def _not_found(self, request: Request, visitor: Visitor) -> Response:
         raise NotFound(f"There is no page {request.url.path[:200]}.")
 
-    async def _told(self, visitor: Visitor, title: str, said: str) -> Response:
+    async def _message_page(self, visitor: Visitor, title: str, said: str) -> Response:
         facts = {**await self._views.frame(visitor), "tab": "releases", "title": title, "message": said, "status": 200}
         return self._html("failed.html", facts)
 
@@ -546,7 +546,7 @@ class Pages:
         fields = await form(request)
         turn, name = words(fields, "turn", needed=True), words(fields, "name", needed=True)
         status = await self._acts.rate(turn, name, words(fields, "correction", _LONGEST_PROMPT))
-        return await self._told(visitor, "Feedback sent", f"{name} about {turn}: {status}")
+        return await self._message_page(visitor, "Feedback sent", f"{name} about {turn}: {status}")
 
     # ------------------------------------------------------------ keys
 
@@ -606,8 +606,8 @@ CACHEABLE_PAGES = PLAIN_PAGES | {"release"}
 def _unless_known(request: Request, body: bytes, run: RunNow | None) -> Response:
     """Return the page, or 304 if the browser has it. The ETag ignores the time in the page's status strip."""
     clock = b"" if run is None else str(when(run.at)).encode()
-    said = body.replace(clock, b"", 1) if clock else body
-    tag = f'W/"{hashlib.sha256(said).hexdigest()[:32]}"'
+    content = body.replace(clock, b"", 1) if clock else body
+    tag = f'W/"{hashlib.sha256(content).hexdigest()[:32]}"'
     if is_known(request, tag):
         return Response(status_code=304, headers={**REVALIDATED, "etag": tag})
     return Response(body, 200, {**REVALIDATED, "etag": tag}, media_type="text/html")

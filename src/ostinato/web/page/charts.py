@@ -320,7 +320,7 @@ def sequence(looks: Sequence[TrialLook], rules: TrialRules | None) -> Markup:
         ]
     goals = [look.goal for look in drawn]
     edges = [(x(goal.people or 0.0), y(100 * (goal.lower or 0.0)), y(100 * (goal.upper or 0.0))) for goal in goals]
-    parts += [_band(edges), *(_look(look, x, y) for look in drawn)]
+    parts += [_band(edges), *(_trial_bar(look, x, y) for look in drawn)]
     last = drawn[-1]
     label = (
         f"Difference in the {last.goal.name} over {len(drawn)} looks, in percentage points, with bounds that hold at every look; "
@@ -342,7 +342,7 @@ def _frame(x_axis: ChartAxis, y_axis: ChartAxis, x: Scale, y: Scale) -> list[Mar
     return [*parts, below, _text("axis", 6, 14, "difference, pp")]
 
 
-def _look(look: TrialLook, x: Scale, y: Scale) -> Markup:
+def _trial_bar(look: TrialLook, x: Scale, y: Scale) -> Markup:
     goal = look.goal
     assert goal.difference is not None
     at = x(goal.people or 0.0)

@@ -30,7 +30,7 @@ class ReleaseAnswer:
 
 def answers(found: releases.ReleaseDetail, run: str = "") -> tuple[ReleaseAnswer, ...]:
     """Return the answers: is it better, how sure is that, what changed, how is it rolled back. `run`: options that select the run."""
-    return (_better(found), _sure(found), _changed(found), _way_back(found, f" {run}" if run else ""))
+    return (_better(found), _certainty(found), _changed(found), _how_to_roll_back(found, f" {run}" if run else ""))
 
 
 def sentence(line: releases.ReleaseLine) -> str:
@@ -61,7 +61,7 @@ def _better(found: releases.ReleaseDetail) -> ReleaseAnswer:
     question = f"Is {_name(line.policy)} better than {'what was live' if against is None else _name(against)}?"
     last = found.evidence.trial[-1] if found.evidence.trial else None
     if last is not None:
-        verdict, state = _by_people(last, found.evidence)
+        verdict, state = _trial_verdict(last, found.evidence)
         details = [f"{each.name} is worse: {_own_units(each)}." for each in last.measures if each.finding == "worse"]
         details += [] if line.difference is None else [f"On the suite: {sentence(line)}, {interval(line)}."]
         return ReleaseAnswer(question=question, verdict=verdict, state=state, details=tuple(details))
@@ -75,16 +75,16 @@ def _better(found: releases.ReleaseDetail) -> ReleaseAnswer:
             else "It was not judged on a suite (evaluate.suite), and it was not tried on users first.",
         )
         return ReleaseAnswer(question=question, verdict="unknown: it was never compared", state="wait", details=details)
-    said = sentence(line)
-    state = {"better": "good", "worse": "bad", "did not pass": "bad"}.get(said, "wait")
+    finding = sentence(line)
+    state = {"better": "good", "worse": "bad", "did not pass": "bad"}.get(finding, "wait")
     if line.verdict == "BLOCK":  # for another reason than this difference, such as a quality bar
-        said, state = f"{said}, and it did not pass" if said == "better" else said, "bad"
-    verdict = f"on the suite {said}: {interval(line)}"
+        finding, state = f"{finding}, and it did not pass" if finding == "better" else finding, "bad"
+    verdict = f"on the suite {finding}: {interval(line)}"
     details = (_no_trial(found.evidence), *_accepted(found.evidence.rates))
     return ReleaseAnswer(question=question, verdict=verdict, state=state, details=details)
 
 
-def _by_people(look: releases.TrialLook, evidence: releases.ReleaseEvidence) -> tuple[str, str]:
+def _trial_verdict(look: releases.TrialLook, evidence: releases.ReleaseEvidence) -> tuple[str, str]:
     """Return the verdict of the trial's last interim analysis, and its state."""
     margin = "the margin" if evidence.rules is None else f"{100 * evidence.rules.margin:g} pp"
     said, state = {
@@ -123,7 +123,7 @@ def _accepted(rates: tuple[releases.RateShift, ...]) -> tuple[str, ...]:
 # ---------------------------------------------------------------- how sure is that?
 
 
-def _sure(found: releases.ReleaseDetail) -> ReleaseAnswer:
+def _certainty(found: releases.ReleaseDetail) -> ReleaseAnswer:
     evidence, looks = found.evidence, found.looks
     details: list[str] = []
     verdict, state = "no evidence yet", "wait"
@@ -139,14 +139,14 @@ def _sure(found: releases.ReleaseDetail) -> ReleaseAnswer:
                 f"A candidate that is worse than live by the margin of {100 * last.margin:g} pp passes with a chance of at most "
                 f"{100 * evidence.gate_alpha:g}%, all looks together."
             )
-    details += _held_against(evidence)
+    details += _comparisons(evidence)
     if evidence.trial:
-        verdict, state, said = _people(evidence, evidence.trial[-1])
+        verdict, state, said = _trial_certainty(evidence, evidence.trial[-1])
         details = [*said, *details]
     return ReleaseAnswer(question="How sure is that?", verdict=verdict, state=state, details=tuple(details))
 
 
-def _people(evidence: releases.ReleaseEvidence, last: releases.TrialLook) -> tuple[str, str, list[str]]:
+def _trial_certainty(evidence: releases.ReleaseEvidence, last: releases.TrialLook) -> tuple[str, str, list[str]]:
     """Return how sure the trial's last interim analysis is: verdict, state and details."""
     people = "no" if not last.goal.people else count(last.goal.people)
     verdict = f"{people} effective users on the smaller side, {count(last.turns)} turns"
@@ -179,7 +179,7 @@ def dealt_as_set(dealt: releases.Dealt, rules: releases.TrialRules | None) -> tu
     return f"The assignment of people fits the configured shares: {counted}{part}.", True
 
 
-def _held_against(evidence: releases.ReleaseEvidence) -> list[str]:
+def _comparisons(evidence: releases.ReleaseEvidence) -> list[str]:
     failed = [f"{each.against.value} on {each.suite}" for each in evidence.comparisons if not each.holds]
     below = [f"{bar.suite} {bar.axis}" for bar in evidence.bars if not bar.holds]
     said: list[str] = []
@@ -233,7 +233,7 @@ def _moved(rate: releases.RateShift) -> str:
 # ---------------------------------------------------------------- how is it rolled back?
 
 
-def _way_back(found: releases.ReleaseDetail, run: str) -> ReleaseAnswer:
+def _how_to_roll_back(found: releases.ReleaseDetail, run: str) -> ReleaseAnswer:
     policy, previous = found.line.policy, found.previous
     decided = _decided(found)
     question = "How do I roll it back?"

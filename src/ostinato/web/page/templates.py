@@ -29,14 +29,16 @@ from ostinato.status.run_facts import TurnDetail
 
 
 _STATIC = Path(__file__).parents[1] / "static"
-_KINDS = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+_MEDIA_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 
 
 class StaticFiles:
     """The files in `web/static`, read once."""
 
     def __init__(self) -> None:
-        found = {path.relative_to(_STATIC).as_posix(): path for path in _STATIC.rglob("*") if path.suffix in _KINDS}
+        found = {
+            path.relative_to(_STATIC).as_posix(): path for path in _STATIC.rglob("*") if path.suffix in _MEDIA_TYPES
+        }
         self._bodies = {name: path.read_bytes() for name, path in sorted(found.items())}
         self._hashes = {name: hashlib.sha256(body).hexdigest()[:8] for name, body in self._bodies.items()}
 
@@ -61,7 +63,7 @@ class StaticFiles:
         }
         if is_known(request, tag):
             return Response(status_code=304, headers=headers)
-        return Response(self._bodies[name], headers=headers, media_type=_KINDS[Path(name).suffix])
+        return Response(self._bodies[name], headers=headers, media_type=_MEDIA_TYPES[Path(name).suffix])
 
 
 def is_known(request: Request, tag: str) -> bool:
@@ -147,8 +149,8 @@ def shortened(text: str, most: int) -> str:
 _FOLDER = Path(__file__).parents[1] / "templates"
 DASH = "\N{EN DASH}"
 """Stands for an unknown figure (0 is not unknown)."""
-_SHOWN = "\n\t"
-_HIDDEN = ("Cc", "Cf", "Co", "Cs", "Zl", "Zp")
+_VISIBLE_CONTROLS = "\n\t"
+_HIDDEN_CATEGORIES = ("Cc", "Cf", "Co", "Cs", "Zl", "Zp")
 """Unicode categories of invisible characters: controls, bidi controls, joiners, private use."""
 LONGEST_TEXT = 40_000
 """Characters beyond which a page cuts a text."""
@@ -243,7 +245,7 @@ def marked(text: object, most: int = LONGEST_TEXT) -> Markup:
 
 
 def _is_hidden(character: str) -> bool:
-    return character not in _SHOWN and unicodedata.category(character) in _HIDDEN
+    return character not in _VISIBLE_CONTROLS and unicodedata.category(character) in _HIDDEN_CATEGORIES
 
 
 def told(text: object) -> Markup:
@@ -281,12 +283,12 @@ def _flatten(name: str, value: Any, lines: list[tuple[str, str]]) -> None:
         for number, each in enumerate(value):
             _flatten(f"{name}[{number}]", each, lines)
     elif isinstance(value, list | tuple):
-        lines.append((name, ", ".join(map(_written, value))))
+        lines.append((name, ", ".join(map(_as_text, value))))
     else:
-        lines.append((name, _written(value)))
+        lines.append((name, _as_text(value)))
 
 
-def _written(value: object) -> str:
+def _as_text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     return DASH if value is None else str(value)

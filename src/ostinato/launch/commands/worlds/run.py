@@ -458,10 +458,15 @@ def read_attempts(path: Path) -> list[ScoredAttempt]:
         except ValueError:  # truncated by a kill or a full disk, or the empty line after such a line
             continue
         try:
-            made: dict[str, Any] | None = row["policy"]
-            alone = made == row.get("policy_last", made)
-            if row["split"] == Split.HELD_OUT.value and row["value"] is not None and made is not None and alone:
-                policy = PolicyVersion(number=int(made["number"]), hash=str(made["hash"]))
+            row_policy: dict[str, Any] | None = row["policy"]
+            by_one_version = row_policy == row.get("policy_last", row_policy)
+            if (
+                row["split"] == Split.HELD_OUT.value
+                and row["value"] is not None
+                and row_policy is not None
+                and by_one_version
+            ):
+                policy = PolicyVersion(number=int(row_policy["number"]), hash=str(row_policy["hash"]))
                 task, family, value = str(row["task"]), str(row["family"]), float(row["value"])
                 if not 0.0 <= value <= 1.0:
                     raise ValueError(f"value {value:g} is not in [0, 1]")
