@@ -318,7 +318,7 @@ async def show(config: Config, tenant: str, user: str, console: Console, *, mach
     began = "" if view.reset_at is None else f"; last return to the prior {ago(wall_clock() - view.reset_at)} ago"
     _say(
         console,
-        f"{view.ratings} ratings{began}; {view.resets} returns by themselves, {view.strikes} by reports; {view.nats:.2f} nats spent; "
+        f"{view.ratings} ratings{began}; {view.resets} automatic returns, {view.strikes} by reports; {view.nats:.2f} nats spent; "
         f"answers lean by {view.scale:.0%} of these values",
     )
     if view.styles is not None:
@@ -428,7 +428,7 @@ async def status(config: Config, console: Console, *, machine: bool = False) -> 
         console.print(table)
     if live not in bases:
         _say(console, f"the live version {live[:12] or '(none)'} has no basis: run `ostinato adapt fit`")
-    _say(console, f"{people} people with a state; {resets} returns to the prior by themselves")
+    _say(console, f"{people} people with a state; {resets} automatic returns to the prior")
     if styles:
         table = Table("style", "approved for live", "turns", "rewarded", "more reward than none", "95%")
         for each in styles:

@@ -38,7 +38,7 @@ from ostinato.status.summary import FOLD, Summary
 if TYPE_CHECKING:
     from ostinato.model.speed import SpeedChoice, Speeds
 
-_NEXT_LINE = "\n           "  # indents the further lines of a check
+_BREAK = "\n           "  # indents the further lines of a check
 GIB = 1 << 30
 NEEDED_GIB = 8  # two checkpoints of a 135M model, its versions and a log
 
@@ -137,7 +137,7 @@ def _context(config: Config) -> str:
     if not tight:
         return f"{served}, and windows begin with up to {max(openings):,}"
     return (
-        f"{served}{_NEXT_LINE}warning: {len(tight):,} of them began a window with {min(tight):,} tokens and more of instructions, tools and "
+        f"{served}{_BREAK}warning: {len(tight):,} of them began a window with {min(tight):,} tokens and more of instructions, tools and "
         f"summary: with a summary of up to {summary:,} they reach {trigger:,} (serve.compaction_share) again at once, and an agent may "
         "summarise after every answer and never end. Serve a model with a longer context, or give the agent fewer tools"
     )
@@ -172,7 +172,7 @@ def _speed(config: Config) -> str:
         f"  {inputs} -> {outputs}, {rows:>3} rows: " + ", ".join(f"{name} {g:.3g} GFLOP/s" for name, g in of.items())
         for (inputs, outputs, rows), of in by_place.items()
     ]
-    return _NEXT_LINE.join([*lines, _threads(config, measured.value, found)])
+    return _BREAK.join([*lines, _threads(config, measured.value, found)])
 
 
 def _threads(config: Config, speeds: Speeds, found: SpeedChoice) -> str:
@@ -223,7 +223,7 @@ def _numerics(config: Config) -> str:
         lines.append(
             numerics.slower(times) or f"the decoder in whole numbers against plain products, one thread: {shown}"
         )
-    return _NEXT_LINE.join(lines)
+    return _BREAK.join(lines)
 
 
 def _exact_in_other_dtype(config: Config) -> str:
@@ -305,36 +305,36 @@ def _erasure(config: Config) -> str:
     words = f"record.encrypt is {config.record.encrypt.value!r}"
     if config.record.encrypt.value == "none":
         return f"{words}: nobody can be forgotten"
-    words += ": words can be forgotten"
-    weights = "of a person alone" if config.record.encrypt.value == "user" else "of a tenant's users together"
+    words += ": the words of"
+    whose = "a single person" if config.record.encrypt.value == "user" else "all of a tenant's users together"
     reach = config.learn.checkpoint_every << octaves
     tail = (
         f"a replay begins at most twice as far back as their first step, up to {reach} steps (learn.checkpoint_ladder = {octaves})"
         if octaves
         else "a replay begins at the start of training, unless one of learn.keep_checkpoints is older than their first step"
     )
-    lines = [f"{words} {weights}", tail]
+    lines = [f"{words} {whose} can be erased", tail]
     dropped, first = _dropped(config)
     if dropped:
         lines.append(
-            f"warning: rows up to {dropped} were dropped, and live may rest on turns among them (steps from {first} on): nobody can be "
-            "replayed out of the weights; train again from the base, with record.retain_days unset or longer than the weights live"
+            f"warning: rows up to {dropped} were dropped, and live may be trained on turns among them (steps from {first} on): no replay "
+            "can erase anybody from the weights; train again from the base, with record.retain_days unset or longer than the weights live"
         )
     elif days is not None:
         lines.append(
-            f"warning: record.retain_days = {days:g}: once rows are dropped, nobody can be replayed out of weights that rest on them, "
-            "since credits are folded anew from the first row on; unset it, or train again from the base at least as often"
+            f"warning: record.retain_days = {days:g}: once rows are dropped, no replay can erase anybody from weights that were trained "
+            "on them, since it recomputes credits from the log's first row on; unset it, or train again from the base at least as often"
         )
     else:
-        lines.append("no row is ever dropped (record.retain_days): whoever is forgotten can be replayed out")
-    return _NEXT_LINE.join(lines)
+        lines.append("no row is ever dropped (record.retain_days): a replay can erase anybody from the weights")
+    return _BREAK.join(lines)
 
 
 def _dials(config: Config) -> str:
     """Return whose answers are steered by dials under these settings. Raises BadConfig if nobody's can be."""
     adapt = config.adapt
     if adapt.mode == "off":
-        return _NEXT_LINE.join(["off: answers lean to nobody (adapt.mode)", *_approved(config)])
+        return _BREAK.join(["off: answers lean to nobody (adapt.mode)", *_approved(config)])
     if adapt.users == "verified" and not config.serve.user_keys:
         raise BadConfig(
             "adapt.users is 'verified' and serve.user_keys is empty, so nobody has dials: set serve.user_keys and send "
@@ -347,7 +347,7 @@ def _dials(config: Config) -> str:
         told.append(private)
     if config.engine.kind != "embedded":
         told.append("vLLM leans whole answers by a bias, none with tools, and ratings of them teach no dial")
-    return _NEXT_LINE.join(told)
+    return _BREAK.join(told)
 
 
 def _has_log(config: Config) -> bool:

@@ -125,7 +125,7 @@ class Heartbeat:
         try:
             trouble = self.trouble()
         except Exception as error:  # noqa: BLE001 (it may race with other threads; without a heartbeat the worker would be killed)
-            trouble = f"its trouble cannot be told: {type(error).__name__}: {error}"
+            trouble = f"its trouble cannot be read: {type(error).__name__}: {error}"
         return Sign(
             doing=doing,
             for_s=round(time.monotonic() - since, 1),
