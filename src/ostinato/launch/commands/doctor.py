@@ -305,15 +305,15 @@ def _erasure(config: Config) -> str:
     words = f"record.encrypt is {config.record.encrypt.value!r}"
     if config.record.encrypt.value == "none":
         return f"{words}: nobody can be forgotten"
-    words += ": the words of"
-    whose = "a single person" if config.record.encrypt.value == "user" else "all of a tenant's users together"
+    words += ": words can be erased for"
+    whose = "single people" if config.record.encrypt.value == "user" else "all users of a tenant together"
     reach = config.learn.checkpoint_every << octaves
     tail = (
         f"a replay begins at most twice as far back as their first step, up to {reach} steps (learn.checkpoint_ladder = {octaves})"
         if octaves
         else "a replay begins at the start of training, unless one of learn.keep_checkpoints is older than their first step"
     )
-    lines = [f"{words} {whose} can be erased", tail]
+    lines = [f"{words} {whose}", tail]
     dropped, first = _dropped(config)
     if dropped:
         lines.append(
