@@ -59,9 +59,8 @@ def up(*, on: Literal["here", "ray"] = "here", common: Common = DEFAULTS) -> Non
     def say(what: str) -> None:
         console.print(Text.assemble((f"{'up':12}", "bold"), " ", what), highlight=False, soft_wrap=True)
 
-    with (
-        forked_workers(say) if on == "here" else contextlib.nullcontext()
-    ):  # first, since its process imports in parallel
+    # first, since the fork server imports in parallel
+    with forked_workers(say) if on == "here" else contextlib.nullcontext():
         with collecting_rarely():
             from ostinato.launch.commands.up import up as run
 

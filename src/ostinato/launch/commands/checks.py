@@ -126,9 +126,8 @@ def network_warning(directory: Path, mounts: Path = Path("/proc/self/mountinfo")
     for line in lines:
         before, _, after = line.partition(" - ")
         point = Path(before.split()[4].encode().decode("unicode_escape"))  # spaces are escaped as \040
-        if (
-            place.is_relative_to(point) and len(point.parts) >= depth
-        ):  # the last mount hides earlier ones at the same point
+        # >=: a later mount hides earlier ones at the same point
+        if place.is_relative_to(point) and len(point.parts) >= depth:
             kind, depth = after.split()[0], len(point.parts)
     if kind not in _NETWORK:
         return ""

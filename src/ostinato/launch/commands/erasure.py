@@ -92,9 +92,8 @@ async def ask_replay(
     )
     for branch in branches_begun(config):  # after the shared request, since otherwise a branch would not wait for it
         whose = branch.run.tenant
-        reach = (
-            copied_upto if whose == tenant else 0
-        )  # other tenants' turns are not in its log, only in its starting version
+        # other tenants' turns are not in its log, only in its starting version
+        reach = copied_upto if whose == tenant else 0
         ErasureFiles(Home(branch.run.directory)).request(ErasureRequest(tenant=tenant, user=user, upto=reach))
         then = f"begins anew at the shared version if it may know them, and forgets what it learned from anybody: train@{whose} does it"
         if whose not in config.learn.tenants:

@@ -44,9 +44,7 @@ from ostinato.status.summary import rated_turn
 from ostinato.worlds.grading.completion import python_tests
 from ostinato.worlds.sandbox import SingleRuns
 
-FINAL_SEED = (
-    1_000_003  # fresh draws: reusing the gate's, by which the winner was selected, would bias the final measurement
-)
+FINAL_SEED = 1_000_003  # fresh draws: the gate selected the winner by its own, which would bias the final measurement
 RECENT_S = 120.0
 # releases that may interrupt the final measurement; without traffic, training soon runs out of turns for more
 _LAST_RELEASES = 20

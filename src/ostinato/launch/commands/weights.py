@@ -67,9 +67,8 @@ async def show_version(config: Config, name: str, console: Console) -> None:
     for chunk in (chunk for tensor in manifest.tensors for chunk in tensor.chunks):
         count, size = codecs.get(chunk.codec, (0, 0))
         codecs[chunk.codec] = (count + 1, size + chunk.length)
-    table.add_row(
-        "version", Text(plain(f"v{manifest.number} of run {manifest.run}"))
-    )  # untrusted: its publisher wrote it
+    # `plain`, since the publisher's text is untrusted
+    table.add_row("version", Text(plain(f"v{manifest.number} of run {manifest.run}")))
     table.add_row("root", manifest.root)
     table.add_row("kind", f"{manifest.kind}, {manifest.links} deltas after a full snapshot")
     table.add_row("parent", manifest.parent or "none")

@@ -116,9 +116,8 @@ class NodeKeeper:
         worker, ending = self._started()
         if self._serves is None:  # read once, since other processes may overwrite the file
             self._serves = read_address(self._home.address, worker.pid)
-        if (
-            self._url_sent is not None and read_address(self._home.address) is None
-        ):  # the process that wrote the file is gone
+        # if the process that wrote the file is gone
+        if self._url_sent is not None and read_address(self._home.address) is None:
             with contextlib.suppress(OSError):
                 write_address(self._home.address, self._url_sent)
         code = ending.result() if ending.done() else None

@@ -26,9 +26,8 @@ async def prepare(run: Run, say: Callable[[str], None]) -> Path:
         if await run.store.read_ref("live") is None:
             await _check_unreleased(run)
             await (begin_branch(run, say) if run.config.run.tenant else _publish_base(run, path, say))
-        base = await run.follower.resolve("base") or await run.follower.resolve(
-            "live"
-        )  # a copied store has no ref `base`
+        # a copied store has no ref `base`
+        base = await run.follower.resolve("base") or await run.follower.resolve("live")
         assert base is not None
         await open_releases(run).bootstrap(base)
     return path

@@ -386,6 +386,5 @@ async def watch_engine(engine: Engine, longest_s: float) -> None:
         if now - since > longest_s:
             raise EngineDied(f"the engine has finished no step or command for {now - since:.0f} s, with work waiting")
         await asyncio.sleep(_POLL_S)
-        since += max(
-            0.0, loop.time() - now - 2 * _POLL_S
-        )  # time in which this whole process was suspended does not count
+        # time in which this whole process was suspended does not count
+        since += max(0.0, loop.time() - now - 2 * _POLL_S)

@@ -409,9 +409,8 @@ async def _train(run: Run, context: WorkerContext) -> None:
     try:
         context.starting(run.config)("loading the reward function")
         await asker.open()
-        if (
-            late is not None
-        ):  # only a check that it loads: from now on its failures raise an alarm and do not end the trainer
+        # only a check that it loads: from now on its failures raise an alarm and do not end the trainer
+        if late is not None:
             await late.open()
             await late.close()  # the desk opens it when a late reward is due
         await _learn(run, context, asker, late)

@@ -422,9 +422,8 @@ def success(curves: Sequence[SolvedCurve], marks: Sequence[tuple[int, str]]) -> 
     parts += [_centred(x(t), bottom + 18, f"v{t:g}") for t in x_axis.ticks if t == int(t)]
     parts += release_marks(marks, x, top, bottom, first, last)
     for number, (curve, kind) in enumerate(zip(curves, _CLASSES, strict=False)):
-        parts += _curve(
-            curve, kind, lambda value, by=4.0 * number: x(value) + by, y
-        )  # shifted, so that whiskers do not overlap
+        # shifted, so that whiskers do not overlap
+        parts += _curve(curve, kind, lambda value, by=4.0 * number: x(value) + by, y)
     said = "; ".join(
         f"{curve.name} {_share(curve.points[-1].solved)} at {versions_of(curve.points[-1])}" for curve in curves
     )
