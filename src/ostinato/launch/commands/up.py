@@ -259,7 +259,7 @@ class Crew:
         url = self.serving.url
         if url is None:
             return
-        with contextlib.suppress(OSError):  # for commands on this machine, which say so if the file is missing
+        with contextlib.suppress(OSError):  # the file is only for commands on this machine, which report it if missing
             known = read_address(self.place.address)
             if known is None or reachable(known, self.serving.node) != url:
                 write_address(self.place.address, url)
@@ -269,7 +269,7 @@ class Crew:
         await asyncio.gather(*(worker.tell(url, self.config.supervise.stop_s) for worker in asking))
 
     async def _show(self, supervisor: Supervisor) -> None:
-        """Send the gateway's node the board, shown at `/metrics` and on the page, and the list of engine servers that drain."""
+        """Send the gateway's node the status board, for `/metrics` and the page, and the list of draining engine servers."""
         if (now := asyncio.get_running_loop().time()) - self._shown_at >= BOARD_INTERVAL_S:
             self._shown_at = now
             self.serving.give(self.place.workers.name, board_text(supervisor.watched))
@@ -277,7 +277,7 @@ class Crew:
         self.serving.give(draining.name, draining.read_text(errors="replace") if draining.exists() else "")
 
     async def _move(self, _: Supervisor) -> None:
-        """Stop the workers on a node that Ray takes away while they still have time to end; they start again elsewhere."""
+        """Stop the workers on draining nodes while they still have time to end. They are restarted elsewhere."""
         leaving = await self.cluster.leaving()
         going = [worker for worker in self.workers if worker.node_name and worker.node_name in leaving]
         for worker in going:
