@@ -66,7 +66,7 @@ class World:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(module, "_LOOK_S", 0.01)
+    monkeypatch.setattr(module, "_POLL_S", 0.01)
     monkeypatch.setattr(module, "settle", lambda: None)
 
 

@@ -223,4 +223,4 @@ def rollouts(run):
 
 @pytest.mark.parametrize(("words", "threads"), [([], 1), (["ray.cpus={serve=3.5}"], 3), (["engine.threads=2"], 2)])
 def test_an_engine_on_a_node_takes_no_more_cores_than_are_reserved_for_it(words, threads):
-    assert up._reserved(load(None, words)).engine.threads == threads
+    assert up._with_reserved_threads(load(None, words)).engine.threads == threads
