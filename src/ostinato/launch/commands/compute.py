@@ -100,7 +100,7 @@ def drain_server(config: Config, url: str, back: bool, console: Console) -> None
 # ---------------------------------------------------------------- folding the log
 
 
-class LedgerFold:
+class OperationsFold:
     """A fold of the log into the ledger of operations.
 
     `kept`: number of newest turns whose lengths are remembered until a batch uses them; None: all turns.
@@ -197,7 +197,7 @@ class ShareController:
     def __init__(self, config: Config, say: Event, spent: Callable[[], OperationLedger] | None = None) -> None:
         self._config, self._say = config, say
         self._spent = spent or self._read
-        self._fold: LedgerFold | None = None
+        self._fold: OperationsFold | None = None
         self._period = OperationLedger()
         self._failing = ""
 
@@ -238,7 +238,7 @@ class ShareController:
         with open_log(self._config) as log:
             if self._fold is None:
                 shape = read_shape(self._config)
-                filling = LedgerFold(
+                filling = OperationsFold(
                     decoder_of(shape).token_work(), after=await log.before_last(_KEPT_TURNS, Turn), kept=_KEPT_TURNS
                 )
                 await filling.catch_up(log)
@@ -296,6 +296,6 @@ def lent_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 async def fill(log: Log, work: TokenWork) -> OperationLedger:
     """Return the ledger of a whole log. Turns of external models and erased turns, whose lengths are unknown, are not counted."""
-    filling = LedgerFold(work)
+    filling = OperationsFold(work)
     await filling.catch_up(log)
     return filling.ledger

@@ -222,7 +222,7 @@ async def open_facts(run: Run, *, turns_s: float = math.inf) -> AsyncGenerator[R
     with tempfile.TemporaryDirectory(prefix="ostinato-") as folder, open_log(run.config) as log:
         index = Path(folder) / INDEX
         copy_index(run.home.folds / INDEX, index)
-        made = RunFacts(run, log, TokenBytes(run.config), wall_clock, index=index, patience_s=PATIENCE_S)
+        made = RunFacts(run, log, LazyTokenBytes(run.config), wall_clock, index=index, patience_s=PATIENCE_S)
         with contextlib.closing(made) as facts:
             await facts.feed.decided()
             until = time.monotonic() + turns_s
@@ -245,7 +245,7 @@ def copy_index(index: Path, to: Path) -> None:
         remove(to)
 
 
-class TokenBytes:
+class LazyTokenBytes:
     """Maps a token id to its bytes, with the tokenizer of the run's model, loaded on first use. Always b"" if it cannot be loaded."""
 
     def __init__(self, config: Config) -> None:

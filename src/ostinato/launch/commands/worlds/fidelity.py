@@ -21,7 +21,7 @@ from ostinato.app.storage import existing_home, open_run, rows_of
 from ostinato.config import Config
 from ostinato.core.errors import NotFound, StorageFull
 from ostinato.core.records import Arm, Turn
-from ostinato.launch.views.page import TokenBytes
+from ostinato.launch.views.page import LazyTokenBytes
 from ostinato.launch.views.screen import plain, say
 from ostinato.worlds.fidelity.look import look
 from ostinato.worlds.fidelity.observation import Observation, of_turns
@@ -49,7 +49,7 @@ async def write_episodes(
                     del episodes[next(iter(episodes))]
     if not episodes:
         raise NotFound(f"the log has no turns of {whose}; serve some first")
-    pieces = TokenBytes(config)
+    pieces = LazyTokenBytes(config)
     lines = [of_turns(turns, pieces, _group(turns[0])).line() for turns in episodes.values()]
     try:
         out.write_text("\n".join(lines) + "\n", encoding="utf-8")
