@@ -44,7 +44,7 @@ async def test_what_the_loop_does_while_it_stands_still_is_written_down_once(mon
         assert len(lags) == 1
         assert lags[0] >= 0.2
         assert "in the_culprit" in capfd.readouterr().err
-        while (before := len(dumps)) and sender._told:  # a machine that pauses meanwhile is one more that stood still
+        while (before := len(dumps)) and sender._dumped:  # a machine that pauses meanwhile is one more that stood still
             await asyncio.sleep(0.01)
         the_culprit(lambda: None, dumps, before)
         assert len(lags) == before + 1
