@@ -32,7 +32,7 @@ from playwright.async_api import async_playwright
 from ostinato.app.storage import Run, open_log, open_run
 from ostinato.config import load
 from ostinato.core.records import Arm, PolicyVersion, ReleaseEvent, Row, Span, Turn
-from ostinato.launch.views.page import RunActs
+from ostinato.launch.views.page import RunActions
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.gateway import create_app
 from ostinato.status.log_index import open_index
@@ -105,7 +105,10 @@ def _report() -> dict[str, Any]:
 async def served(run: Run, facts: RunFacts) -> AsyncGenerator[str]:
     """Serve the gateway's app on a free port."""
     pages = Pages(
-        facts, RunWorlds(run.home, run.config, run.log, ByteRenderer().token_bytes), RunActs(run), lambda: 1e6 + 600.0
+        facts,
+        RunWorlds(run.home, run.config, run.log, ByteRenderer().token_bytes),
+        RunActions(run),
+        lambda: 1e6 + 600.0,
     )
     app = create_app(
         engine=FakeEngine(lambda request: "hello"), renderer=ByteRenderer(), log=MemoryLog(), config=ServeConfig(),

@@ -1,4 +1,4 @@
-"""One frozen tree of the rooms' settings: a TOML file, then `--set a.b=c`, validated once; an unknown key is an error."""
+"""The configuration: one frozen tree of all rooms' settings, from a TOML file and `--set a.b=c`. An unknown key is an error."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RunConfig(BaseModel, frozen=True, extra="forbid"):
 
 
 AUTO_TURNS = 144
-"""People's turns in a step at least, with `learn.batch = "auto"`."""
+"""Minimum of people's turns in a step with `learn.batch = "auto"`."""
 
 
 class ListenConfig(BaseModel, frozen=True, extra="forbid"):
@@ -59,7 +59,7 @@ class ListenConfig(BaseModel, frozen=True, extra="forbid"):
 
 
 class LearnConfig(BaseModel, frozen=True, extra="forbid"):
-    """Whose turns are learned from, and the pace of learning."""
+    """Which turns are learned from, and the pace of learning."""
 
     source: Literal["people", "worlds", "both"] = Field(
         default="people",
@@ -128,7 +128,7 @@ class LearnConfig(BaseModel, frozen=True, extra="forbid"):
     @field_validator("tenants")
     @classmethod
     def _check_tenants(cls, given: tuple[str, ...]) -> tuple[str, ...]:
-        """Refuse a tenant with two trainers. Raises ValueError."""
+        """Raise ValueError for a tenant that is named twice."""
         if twice := sorted({tenant for tenant in given if given.count(tenant) > 1}):
             raise ValueError(f"{twice[0]!r} is named twice; a tenant has one branch: name it once")
         return given
@@ -136,14 +136,14 @@ class LearnConfig(BaseModel, frozen=True, extra="forbid"):
     @field_validator("batch", mode="before")
     @classmethod
     def _check_batch(cls, given: Any) -> Any:
-        """One message in place of one for each of the two types. Raises ValueError."""
+        """Raise one ValueError; pydantic would report one for each type of the union."""
         if given != "auto" and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
             raise ValueError("set 'auto' or a number of turns, 1 or more")
         return given
 
     @property
     def least_turns(self) -> int:
-        """People's turns that a step takes at least, if no more would exceed `reward.batch_tokens`."""
+        """Minimum of people's turns in a step, unless more of them would exceed `reward.batch_tokens`."""
         return AUTO_TURNS if self.batch == "auto" else self.batch
 
 
@@ -229,7 +229,7 @@ class Config(BaseModel, frozen=True, extra="forbid"):
 
 
 def keys(model: type[BaseModel], before: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Every key that can be set, as a dotted path with its field, in the order of the tree."""
+    """Yield every key as its dotted path and its field, in the order of the tree."""
     for name, field in model.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -239,27 +239,27 @@ def keys(model: type[BaseModel], before: str = "") -> Iterator[tuple[str, FieldI
 
 
 def nearest(asked: str, known: Sequence[str]) -> str | None:
-    """The key that was probably meant, anywhere in the tree; None if no key comes close.
+    """Return the known key that is most similar to `asked`; None if none is similar enough.
 
     Example: ``nearest("train.lr", ["train.clip", "train.learning_rate"]) == "train.learning_rate"``
     """
-    best = max(known, key=lambda name: _likeness(asked, name), default=None)
-    return best if best is not None and _likeness(asked, best) >= _ALIKE else None
+    best = max(known, key=lambda name: _similarity(asked, name), default=None)
+    return best if best is not None and _similarity(asked, best) >= _MIN_SIMILARITY else None
 
 
-_ALIKE = 0.55
+_MIN_SIMILARITY = 0.55
 
 
-def _likeness(asked: str, known: str) -> float:
-    """The similarity of two keys, from 0 to 1. The last part weighs most; `asked` may give its initials (lr) or one of its words (rate)."""
+def _similarity(asked: str, known: str) -> float:
+    """Return the similarity of two keys, from 0 to 1. The last part weighs most; in `asked` it may be initials (lr) or one word (rate)."""
     (section, _, leaf), (known_section, _, known_leaf) = asked.rpartition("."), known.rpartition(".")
     words = known_leaf.split("_")
-    alike = _ratio(leaf, known_leaf)
+    best = _ratio(leaf, known_leaf)
     if len(leaf) > 1 and leaf == "".join(word[0] for word in words if word):
-        alike = max(alike, 0.9)
+        best = max(best, 0.9)
     if leaf in words or (len(leaf) > 2 and known_leaf.startswith(leaf)):
-        alike = max(alike, 0.8)
-    return 0.75 * alike + 0.25 * _ratio(section, known_section)
+        best = max(best, 0.8)
+    return 0.75 * best + 0.25 * _ratio(section, known_section)
 
 
 def _ratio(one: str, other: str) -> float:
@@ -267,12 +267,12 @@ def _ratio(one: str, other: str) -> float:
 
 
 def as_override(key: str, value: str) -> str:
-    """An override for `load` whose value is this text, whatever characters it has. Example: ``as_override("a.b", "c") == 'a.b="c"'``"""
+    """Return an override for `load` whose value is this string, escaped. Example: ``as_override("a.b", "c") == 'a.b="c"'``"""
     return f"{key}={json.dumps(value, ensure_ascii=False)}"
 
 
 def parse_override(text: str) -> tuple[list[str], Any]:
-    """``"train.lr=1e-5"`` -> (["train", "lr"], 1e-05). The value is TOML, or a bare string if it is not TOML."""
+    """Parse ``"train.lr=1e-5"`` into (["train", "lr"], 1e-05). A value that is not TOML is a bare string. Raises BadConfig."""
     path, equals, raw = text.partition("=")
     if not equals or not path.strip():
         raise BadConfig(f"--set {text!r}: write it as section.key=value")
@@ -286,7 +286,7 @@ def parse_override(text: str) -> tuple[list[str], Any]:
 
 
 def put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    """Set tree[a][b] = value, making tables on the way."""
+    """Set tree[a][b] = value for the path [a, b], creating missing sections. Raises BadConfig if a part of the path is a value."""
     for key in path[:-1]:
         below = tree.setdefault(key, {})
         if not isinstance(below, dict):
@@ -296,16 +296,18 @@ def put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 
 def leaves(tree: Mapping[str, Any], before: str = "") -> list[str]:
-    """The dotted paths of a tree's values. Example: ``leaves({"a": {"b": 1, "c": 2}}) == ["a.b", "a.c"]``"""
-    found: list[str] = []
+    """Return the dotted paths of a tree's values. Example: ``leaves({"a": {"b": 1, "c": 2}}) == ["a.b", "a.c"]``"""
+    paths: list[str] = []
     for key, value in tree.items():
         below = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-        found += leaves(below, f"{before}{key}.") if below else [f"{before}{key}"]
-    return found
+        paths += leaves(below, f"{before}{key}.") if below else [f"{before}{key}"]
+    return paths
 
 
 def explain(model: type[BaseModel], error: ValidationError, origin: Mapping[str, str]) -> BadConfig:
-    """An error that names each mistake's origin, its key and the remedy. `origin` maps each key that was set to its origin."""
+    """Return a BadConfig that names the origin, the key and the remedy of each mistake. `origin` maps each key that was set to the file
+    or option that set it.
+    """
     known = dict(keys(model))
     lines: list[str] = []
 
@@ -322,7 +324,7 @@ def explain(model: type[BaseModel], error: ValidationError, origin: Mapping[str,
                 add(name, _unknown(name, list(known)))
         else:
             secret = any(path.startswith(name) and "Secret" in str(field.annotation) for name, field in known.items())
-            section = item["type"] == "value_error" and isinstance(given, dict)  # its text would bury the mistake
+            section = item["type"] == "value_error" and isinstance(given, dict)  # too long to show
             shown = "" if secret or section else f" (got {given!r})"
             add(path, f"{path}: {item['msg'].removeprefix('Value error, ')}{shown}")
     return BadConfig("; ".join(lines))
@@ -338,7 +340,7 @@ def _unknown(name: str, known: Sequence[str]) -> str:
 
 
 def read_file(path: Path | None) -> dict[str, Any]:
-    """A configuration file's raw tree; without a path an empty one. Raises BadConfig on a file that is missing or unreadable."""
+    """Return a configuration file's raw tree; without a path an empty one. Raises BadConfig for a missing or invalid file."""
     if path is None:
         return {}
     try:
@@ -358,41 +360,43 @@ def read_file(path: Path | None) -> dict[str, Any]:
 
 
 def with_nulls(tree: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
-    """The tree with null in place of the text "null" wherever the model allows null, which TOML cannot say."""
-    found = dict(tree)
+    """Return the tree with None in place of the string "null" wherever the model allows None, since TOML has no null."""
+    result = dict(tree)
     for name, field in model.model_fields.items():
-        value, kinds = found.get(name), [field.annotation, *get_args(field.annotation)]
+        value, kinds = result.get(name), [field.annotation, *get_args(field.annotation)]
         section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
         if value == "null" and type(None) in kinds:
-            found[name] = None
+            result[name] = None
         elif section is not None and isinstance(value, dict):
             tree_below = cast("dict[str, Any]", value)
-            if get_origin(field.annotation) in (dict, Mapping):  # sections by name
-                found[name] = {
+            if get_origin(field.annotation) in (dict, Mapping):  # a mapping from names to sections
+                result[name] = {
                     key: with_nulls(each, section) if isinstance(each, dict) else each
                     for key, each in tree_below.items()
                 }
             else:
-                found[name] = with_nulls(tree_below, section)
+                result[name] = with_nulls(tree_below, section)
         elif section is not None and isinstance(value, list):
             tables = cast("list[Any]", value)
-            found[name] = [with_nulls(each, section) if isinstance(each, dict) else each for each in tables]
-    return found
+            result[name] = [with_nulls(each, section) if isinstance(each, dict) else each for each in tables]
+    return result
 
 
 def origins(path: Path | None, overrides: Sequence[str]) -> dict[str, str]:
-    """Where each key that is set comes from. Example: ``{"train.clip": "ostinato.toml", "listen.port": "--set"}``"""
-    found = dict.fromkeys(leaves(read_file(path)), str(path))
+    """Return the origin of each key that is set. Example: ``{"train.clip": "ostinato.toml", "listen.port": "--set"}``"""
+    result = dict.fromkeys(leaves(read_file(path)), str(path))
     for override in overrides:
         name, value = parse_override(override)
-        found |= dict.fromkeys(
+        result |= dict.fromkeys(
             leaves(value, f"{'.'.join(name)}.") if isinstance(value, dict) else [".".join(name)], "--set"
         )
-    return found
+    return result
 
 
 def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
-    """Defaults, then the file, then the overrides; checked. Raises BadConfig that names every wrong key and the nearest valid one.
+    """Load and validate the configuration: defaults, then the file, then the overrides.
+
+    Raises BadConfig that names every wrong key and the most similar valid one.
 
     Example: ``load(Path("ostinato.toml"), ["train.learning_rate=1e-5"])``
     """
@@ -400,7 +404,7 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
 
 
 def validated(model: type[M], tree: dict[str, Any], path: Path | None, overrides: Sequence[str]) -> M:
-    """The tree of the file at `path` with the overrides, as a model. Raises BadConfig that names every wrong key, as `explain`."""
+    """Return `tree`, read from `path`, with the overrides as a validated model. Raises the BadConfig of `explain`."""
     for override in overrides:
         put(tree, *parse_override(override))
     try:
@@ -410,9 +414,9 @@ def validated(model: type[M], tree: dict[str, Any], path: Path | None, overrides
 
 
 def load_saved(path: Path, overrides: Sequence[str] = ()) -> tuple[Config, list[str]]:
-    """The configuration a run was started with, for code that only reads the run, and the keys of another version, which are left out.
+    """Load a run's saved configuration for code that only reads the run. Returns it and the unknown keys that were dropped.
 
-    Raises BadConfig as `load` for everything else that is wrong.
+    Unknown keys come from another version of Ostinato. Raises BadConfig as `load` for every other mistake.
     """
     tree = read_file(path)
     unknown: list[str] = []
@@ -425,14 +429,14 @@ def load_saved(path: Path, overrides: Sequence[str] = ()) -> tuple[Config, list[
 
 
 def tenant_of(path: Path) -> str:
-    """The tenant whose branch a run trains, by the configuration that it was started with; "" without one that can be read."""
-    with contextlib.suppress(BadConfig, AttributeError):  # a section that is none
+    """Return the tenant whose branch a run trains, from its saved configuration; "" if there is none or it cannot be read."""
+    with contextlib.suppress(BadConfig, AttributeError):  # `run` is not a section
         return str(read_file(path).get("run", {}).get("tenant", ""))
     return ""
 
 
 def _drop(tree: Any, loc: Sequence[str | int]) -> bool:
-    """Remove the value at `loc`; False if there is none."""
+    """Remove the value at `loc`. Return False if there is none."""
     for step in loc[:-1]:
         try:
             tree = tree[step]
@@ -445,7 +449,7 @@ _MISSING = object()
 
 
 def save(config: Config, path: Path) -> None:
-    """Write the resolved configuration, with which the workers are started, as JSON, secrets included, readable by its owner only.
+    """Write the resolved configuration, secrets included, as a JSON file that only its owner can read. The workers start from it.
 
     The file is replaced atomically. Raises StorageFull.
     """
@@ -456,13 +460,13 @@ def write_private(path: Path, text: str) -> None:
     """Atomically write a file that only its owner can read. Raises StorageFull."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, text, durable=False)  # every start writes it anew
+        write_atomic(path, text, durable=False)  # not synced: every start writes it again
     except OSError as error:
         raise StorageFull(f"{path} cannot be written: {error.strerror}; make run.directory writable") from error
 
 
 def plain(config: Config) -> dict[str, Any]:
-    """The whole configuration as JSON values, secrets included."""
+    """Return the whole configuration as JSON values, secrets included."""
     tree, serve = config.model_dump(mode="json"), config.serve
     shown: dict[str, Any] = tree["serve"]
     shown["api_keys"] = [key.get_secret_value() for key in serve.api_keys]

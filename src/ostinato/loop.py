@@ -1,7 +1,8 @@
 """The whole idea on one screen: people use it, it learns, it proves itself, it ships.
 
 `cycle` is the loop in its simplest form. `ostinato up` runs its two halves as separate workers that overlap: the trainer takes the
-next `step` while the previous step's weights are stored, and the release worker measures a candidate on the path of real traffic.
+next `step` while it stores the previous step's weights, and the release worker evaluates a candidate through the gateway, as real
+traffic is served.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ostinato.core.weights import Learned
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learner:
-    """The parts of learning: the source of turns, their rewards, the trainer, and the publisher of its weights."""
+    """The components of learning: the source of turns, the reward pipeline, the trainer, and the publisher of its weights."""
 
     source: TurnSource
     rewards: Rewards
@@ -25,14 +26,14 @@ class Learner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prover:
-    """The parts of shipping: the evaluation, and the release decision."""
+    """The components of a release: the evaluation and the decision to ship."""
 
     evals: Evals
     releases: Releases
 
 
 async def step(p: Learner) -> Learned:
-    """One optimizer step on what people just did."""
+    """Take one optimizer step on the latest turns."""
     turns = await p.source.collect()  # people, or simulated worlds
     batch = await p.rewards.score(turns)  # signals -> reward -> advantage
     return await p.trainer.step(batch)  # drops or down-weights turns that are too stale, and says so
@@ -44,11 +45,11 @@ async def learn(p: Learner) -> PolicyVersion:
 
 
 async def prove(p: Prover, candidate: PolicyVersion) -> ReleaseEvent:
-    """Measure a candidate against live, the best so far and the anchor, on the same items, and ship it or say why not."""
+    """Evaluate a candidate against live, the best so far and the anchor on the same items. Ship it or record why not."""
     report = await p.evals.run(candidate, against=p.releases.incumbents(candidate))
     return await p.releases.decide(candidate, report)
 
 
 async def cycle(learner: Learner, prover: Prover) -> ReleaseEvent:
-    """Learn, then prove: from what people did to what they are served next."""
+    """Learn a candidate from the latest turns, then evaluate it and ship it or not."""
     return await prove(prover, await learn(learner))

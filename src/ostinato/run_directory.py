@@ -23,9 +23,9 @@ if TYPE_CHECKING:  # a process that only needs paths, such as the supervisor, mu
     from ostinato.weights.store.interface import KeptStore
 
 DEMO_MARKER = "demo"
-"""A file of this name marks a run made by `ostinato demo`, whose users are programs."""
+"""A file of this name marks a run of `ostinato demo`, whose users are programs."""
 MARK = "postgres"
-"""The file in the log's directory that names a log in Postgres."""
+"""Name of the file in the log's directory that says which Postgres log is used instead."""
 EVALUATION_REF = "evaluation"
 BEST_EVALUATION_REF = "evaluation-best"
 LEARNER_TEST_REF = "learner-test"
@@ -45,27 +45,27 @@ class Home:
 
     @property
     def keys(self) -> Path:
-        """The keys that encrypt what people wrote; there only if `record.encrypt` was ever on."""
+        """The keys that encrypt people's text. The file exists only if `record.encrypt` was ever on."""
         return self.root / "log-keys.db"
 
     @property
     def elsewhere(self) -> Path:
-        """Contains the log's name if the log is in Postgres."""
+        """The file that names the log if it is in Postgres."""
         return self.log / MARK
 
     @property
     def folds(self) -> Path:
-        """State folded from the log. It may be deleted and is then made again."""
+        """Snapshots of the folds of the log. They may be deleted and are then rebuilt."""
         return self.root / "folds"
 
     @property
     def people(self) -> Path:
-        """The cache of people's dials. It may be deleted and is then made again from the log."""
+        """The cache of people's dials. It may be deleted and is then rebuilt from the log."""
         return self.folds / "people.sqlite"
 
     @property
     def styles(self) -> Path:
-        """The cache of people's styles. It may be deleted and is then made again from the log."""
+        """The cache of people's styles. It may be deleted and is then rebuilt from the log."""
         return self.folds / "styles.sqlite"
 
     @property
@@ -84,17 +84,17 @@ class Home:
 
     @property
     def checkpoint_wanted(self) -> Path:
-        """There while somebody waits for a checkpoint of every step that was taken; the trainer removes it."""
+        """Flag file: requests a checkpoint that holds every step taken so far. The trainer removes it."""
         return self.root / "checkpoint.wanted"
 
     @property
     def erasure(self) -> Path:
-        """Replays of the training without forgotten people: requests, work in progress, certificates."""
+        """Replays of the training without forgotten people: requests, replays in progress and certificates."""
         return self.root / "erasure"
 
     @property
     def address(self) -> Path:
-        """Where the gateway writes the URL that it serves."""
+        """The file to which the gateway writes its URL."""
         return self.root / "gateway.url"
 
     @property
@@ -109,7 +109,7 @@ class Home:
 
     @property
     def draining(self) -> Path:
-        """The engine's draining servers, one URL per line."""
+        """The engine servers that are draining, one URL per line."""
         return self.root / "draining"
 
     @property
@@ -119,17 +119,17 @@ class Home:
 
     @property
     def finished(self) -> Path:
-        """The rollouts that ended for good, a line each."""
+        """The rollouts that ended for good, one JSON line each."""
         return self.root / "finished.jsonl"
 
     @property
     def audit(self) -> Path:
-        """Who did what: the acts of operators, sign-ins, wrong keys."""
+        """The audit trail: operators' actions, sign-ins and wrong keys."""
         return self.root / "audit.jsonl"
 
     @property
     def workers(self) -> Path:
-        """The state of the workers, as `ostinato up` last wrote it."""
+        """The workers' states, as `ostinato up` last wrote them."""
         return self.root / "workers.json"
 
     @property
@@ -142,14 +142,14 @@ class Home:
         return self.root / "logs" / f"{worker}.log"
 
     def progress(self, worker: str) -> Path:
-        """The JSON lines that a worker writes for people."""
+        """A worker's progress file: JSON lines for people to follow."""
         return self.root / f"{worker}.jsonl"
 
     def admin_key(self) -> str:
-        """The run's own key, made once. It lets the release worker name a weight slot.
+        """Return the run's own operator key; generate and store it the first time. With it the release worker may choose a weight slot.
 
-        Several processes may ask at once, and any may be killed, so the file is written atomically. A file that a power cut or a person
-        left empty or truncated is replaced. Raises BadConfig for one that everybody can read.
+        Several processes may call this at once, and any may be killed, so the file is written atomically. An empty or truncated file is
+        replaced. Raises BadConfig for a file that everybody can access.
         """
         path = self.root / "admin.key"
         if key := _whole_key(path):
@@ -166,7 +166,7 @@ _KEY_BYTES = 32
 
 
 def _whole_key(path: Path) -> str | None:
-    """The key in the file, unless there is none or it is damaged."""
+    """Return the key in the file; None if the file is missing or damaged. Raises BadConfig for a file that everybody can access."""
     try:
         with path.open(errors="replace") as file:
             mode, key = stat.S_IMODE(os.fstat(file.fileno()).st_mode), file.read().strip()
@@ -195,5 +195,5 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The name under which this run publishes: its directory's, or its branch's."""
+        """The name under which this run publishes: its directory's name or its branch's."""
         return branch_of(self.config.run.tenant) if self.config.run.tenant else self.home.name

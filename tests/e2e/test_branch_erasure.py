@@ -275,7 +275,7 @@ async def test_it_does_not_begin_anew_beside_a_checkpoint_of_before_that_cannot_
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "rmtree", refusing)
         async with at_work(branch) as worker:
-            assert f"{place.checkpoints} cannot be deleted" in worker._unerased
+            assert f"{place.checkpoints} cannot be deleted" in worker._erasure_error
             await worker.learn()
     job = ErasureFiles(place).job()
     assert not ErasureFiles(place).certificate(job.id).exists()

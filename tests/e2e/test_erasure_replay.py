@@ -371,7 +371,7 @@ async def test_if_the_checkpoint_that_it_would_begin_at_is_damaged_it_begins_at_
     (place / "LATEST").write_bytes(latest)
     (newest / "weights.safetensors").write_bytes(b"")
     async with at_work(config) as worker:
-        assert worker._unerased == ""
+        assert worker._erasure_error == ""
         files = ErasureFiles(worker._run.home)
         job = files.job()
     assert {step: root for step, root in noted(config).items() if step in truth} == truth
@@ -391,7 +391,7 @@ async def test_of_a_backup_amid_a_replay_it_begins_again_at_the_runs_own_checkpo
     assert (begun.phase, begun.start) == ("replay", FIRST - 1)
     shutil.rmtree(files.work)  # the guide's backup has no part of it
     async with at_work(config) as worker:
-        assert worker._unerased == ""
+        assert worker._erasure_error == ""
         assert noted_by(files, files.job().id) == truth
     job = files.job()
     assert (job.start, job.checkpoint, job.people) == (begun.start, begun.checkpoint, begun.people)
@@ -418,7 +418,7 @@ async def test_what_the_disk_refuses_is_told_by_its_path(config, monkeypatch, st
             assert refused.value.errno == 28
         else:
             async with at_work(config) as worker:
-                assert str(files.work) in worker._unerased
+                assert str(files.work) in worker._erasure_error
                 assert worker.parts.trainer.step_count == STEPS
     assert len(files.pending()) == 1, "it is still asked for"
     async with at_work(config) as worker:
@@ -578,8 +578,8 @@ async def test_what_cannot_be_repeated_is_the_trainers_trouble_and_training_goes
     baseline = config.reward.baseline.model_copy(update={"shrinkage": 1.0})
     config = config.model_copy(update={"reward": config.reward.model_copy(update={"baseline": baseline})})
     async with at_work(config) as worker:
-        assert "batch 2 was made under other settings" in worker._unerased
-        assert worker._pulse.trouble() == worker._unerased
+        assert "batch 2 was made under other settings" in worker._erasure_error
+        assert worker._pulse.trouble() == worker._erasure_error
         assert worker.parts.trainer.step_count == STEPS
 
 
@@ -624,7 +624,7 @@ async def test_without_an_older_checkpoint_it_begins_at_the_start_of_training_in
     async with at_work(config) as worker:
         await forget(config, "default", "u1", Console(quiet=True), wait_s=0.0, replay=True)
         await worker.learn()
-        assert "restart the trainer" in worker._unerased
+        assert "restart the trainer" in worker._erasure_error
         assert worker.parts.trainer.step_count == STEPS, "until then it goes on from where it was"
         base = await worker._run.follower.resolve("base")
         for number in range(8 * STEPS, 8 * STEPS + 8):

@@ -21,7 +21,7 @@ from ostinato.app.storage import Home, open_log, open_store
 from ostinato.config import load
 from ostinato.core.notices import Alarm
 from ostinato.launch.placing import warm_process
-from ostinato.launch.placing.warm import OFF
+from ostinato.launch.placing.warm import NO_FORKS
 from ostinato.status.gateway_address import read_address
 from ostinato.status.worker_status import read_board
 
@@ -443,7 +443,7 @@ def test_what_is_wrong_is_told_in_one_line_before_anything_is_started(tmp_path, 
             stdout=subprocess.PIPE,
             timeout=WHOLE_PROGRAM_S,
             check=True,
-            env=os.environ | {"NO_COLOR": "1", OFF: "1"},
+            env=os.environ | {"NO_COLOR": "1", NO_FORKS: "1"},
         )
     assert json.loads(done.stdout) == [2] * len(REFUSED)
     for number, (_, told) in enumerate(REFUSED):

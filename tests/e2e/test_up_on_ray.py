@@ -21,7 +21,7 @@ from ostinato.app.storage import home, open_run
 from ostinato.config import load
 from ostinato.core.clock import wall_clock
 from ostinato.core.records import Arm, Batch, Signal, Turn
-from ostinato.launch.commands.compute import write_wish
+from ostinato.launch.commands.compute import write_requested
 from ostinato.record.roles import hold
 from ostinato.status.worker_status import read_board
 
@@ -156,7 +156,7 @@ async def test_a_run_on_ray_outlives_two_of_its_nodes_and_loses_no_row(
             seen.url = await seen.answering()
             async with simulated_users(seen, 6) as acked:
                 await seen.until(lambda: len(seen.rollouts()) == 1 and acked.signals)
-                write_wish(home(config).scale, 4)
+                write_requested(home(config).scale, 4)
                 await seen.until(lambda: len(seen.rollouts()) == 4)
                 worker, told = seen.worker("release"), "ended, as if it had been asked to"
                 gone, node = worker.pid, node_of(nodes, worker.pid)
@@ -178,7 +178,7 @@ async def test_a_run_on_ray_outlives_two_of_its_nodes_and_loses_no_row(
                 assert await seen.answering() == seen.url
                 await seen.until(lambda: len(acked.turns) > before + 20)
                 await seen.until(lambda: len(seen.rollouts()) == 4)
-                write_wish(home(config).scale, 1)
+                write_requested(home(config).scale, 1)
                 await seen.until(lambda: len(seen.launched.supervisor.watched) == 5 and len(seen.rollouts()) == 1)
                 before = len(acked.turns)
                 await seen.until(lambda: len(acked.turns) > before + 20)

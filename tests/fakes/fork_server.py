@@ -25,7 +25,7 @@ from pathlib import Path
 from ostinato.launch.placing import process
 from ostinato.launch.placing.heartbeat import PARENT
 from ostinato.launch.placing.process import THREADS
-from ostinato.launch.placing.warm_process import anew, place
+from ostinato.launch.placing.warm_process import move_descriptors, reopened
 
 LIBRARIES = (
     "ostinato.cli.commands",
@@ -335,7 +335,7 @@ def _work(request, fds, address) -> None:
         reports, *files = fds
         _report(reports, os.getpid())  # with a group of its own, to which a signal may be sent
         _place(files, [0, 1, 2, *request["fds"]])
-        sys.stdout, sys.stderr = anew(sys.stdout), anew(sys.stderr)
+        sys.stdout, sys.stderr = reopened(sys.stdout), reopened(sys.stderr)
         environment = request["env"]
         forks = environment.pop(_FORKS, "")
         if PARENT in environment:
@@ -373,7 +373,7 @@ def _customise(path) -> None:
 
 def _place(files, numbers) -> None:
     """Give the files these numbers, and close all others."""
-    place(files, numbers)
+    move_descriptors(files, numbers)
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in numbers:
             with contextlib.suppress(OSError):

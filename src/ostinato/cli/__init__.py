@@ -2,8 +2,8 @@
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C ends every command that has no orderly end of its own with one line and the exit code 130, from its
-    first import on.
+    """Run the command line. From the first import on, Ctrl-C ends a command that does not handle it itself with one line and exit
+    code 130.
     """
     interruption = None
     try:
@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def _by_interrupt(error: BaseException) -> bool:
-    """True if Ctrl-C raised it, or came before it: a library that is interrupted while it loads raises errors of its own."""
+    """Return True if a KeyboardInterrupt caused the error: a library that is interrupted while it loads raises errors of its own."""
     seen: BaseException | None = error
     passed = set[int]()
     while seen is not None and not isinstance(seen, KeyboardInterrupt):

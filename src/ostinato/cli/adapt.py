@@ -1,4 +1,4 @@
-"""`ostinato adapt`: the dials and styles by which answers suit a person."""
+"""`ostinato adapt`: dials and styles, which adapt answers to each person."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def fit(
     Parameters
     ----------
     prompts
-        A file with one prompt a line. Default: 44 built-in questions.
+        A file with one prompt per line. Default: 44 built-in questions.
     version
         The version to fit to: a ref, a number such as v12, or a root's first digits. Any other than live gets the dials of the live
         version's basis. Once a canary has a basis, too, answers lean on both sides of the trial; without one, on neither.
@@ -56,9 +56,9 @@ def fit(
 
 @adapt.command
 def show(tenant: str, user: str, *, json: Flag = False, common: Common = DEFAULTS) -> None:
-    """Show what is known of a person's wishes: each dial with a 95% interval and in words, and whether their answers lean.
+    """Show a person's dials, each with a 95% interval and in words, and whether their answers lean.
 
-    It reads the log from where the gateway's saved states end, in this process, and changes nothing.
+    It reads the log from the gateway's last saved states on, in this process, and changes nothing.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def show(tenant: str, user: str, *, json: Flag = False, common: Common = DEFAULT
     user
         The person's name with that tenant.
     json
-        As one JSON object, as `GET /v1/adaptation` answers it.
+        Print one JSON object, the same as `GET /v1/adaptation` returns.
     """
     from ostinato.launch.commands.adapt import show as run
 
@@ -76,7 +76,7 @@ def show(tenant: str, user: str, *, json: Flag = False, common: Common = DEFAULT
 
 @adapt.command
 def reset(tenant: str, user: str, *, common: Common = DEFAULTS) -> None:
-    """Return a person's dials to the prior: no earlier rating counts any more.
+    """Reset a person's dials to the prior: no earlier rating counts any more.
 
     This writes a row to the log; a running gateway applies it within a second.
 
@@ -99,7 +99,7 @@ def status(*, json: Flag = False, common: Common = DEFAULTS) -> None:
     Parameters
     ----------
     json
-        As one JSON object.
+        Print one JSON object.
     """
     from ostinato.launch.commands.adapt import status as run
 
@@ -108,13 +108,12 @@ def status(*, json: Flag = False, common: Common = DEFAULTS) -> None:
 
 @adapt.command
 def check(*, seed: int = 0, common: Common = DEFAULTS) -> None:
-    """Red-team dials: try the live version's basis against `adapt.safety.suite` where answers lean most. Exits with 1 unless all are safe.
+    """Red-team dials: run the live version's basis on `adapt.safety.suite` where answers lean most. Exits with 1 unless all are safe.
 
-    The corners are each dial as far up and down as it goes, all of them at once, people drawn from the prior at twice its width, and the
-    real people whose answers it moved most; then each style of `adapt.styles.prompts`. Each is compared with the base model on the same
-    prompts, in all and family by family. A dial with more violations is dropped: a basis without it is written to the log. A style with
-    more violations is approved no longer. Where prompts are too few to decide, the command says so, with the number that it needs. The
-    model answers in this process.
+    Tested are each dial as far up and down as it goes, all dials at once, people drawn from the prior at twice its width, the real people
+    whose answers the basis moved most, and each style of `adapt.styles.prompts`. Each is compared with the base model on the same prompts,
+    overall and by family. A dial with more violations is dropped: a basis without it is written to the log. A style with more violations
+    loses its approval. If there are too few prompts for a decision, the command says how many it needs. The model answers in this process.
 
     For example: `ostinato adapt check --set adapt.safety.suite=safety`, with the shipped suite of 182 prompts.
 
@@ -132,19 +131,19 @@ def check(*, seed: int = 0, common: Common = DEFAULTS) -> None:
 
 @adapt.command
 def approve(*, version: str = "live", seed: int = 0, common: Common = DEFAULTS) -> None:
-    """Try each style of `adapt.styles.prompts` against `adapt.styles.suite`, and approve those that cost no quality. Exits with 1
+    """Evaluate each style of `adapt.styles.prompts` on `adapt.styles.suite`, and approve those that cost no quality. Exits with 1
     unless all pass.
 
-    A style passes if the lower bound of its score less that without a style, on the same tasks with the same seeds, is above minus
-    `adapt.styles.margin`. Only approved styles are dealt to people, and only by the version that they were tried with. After a release run
-    this again, or set `adapt.styles.versions`. The model answers in this process.
+    A style passes if the lower bound of its score minus the score without a style, on the same tasks with the same seeds, is above minus
+    `adapt.styles.margin`. Only approved styles are dealt to people, and only by the version that they were evaluated with. Run this again
+    after a release, or set `adapt.styles.versions`. The model answers in this process.
 
     For example: `ostinato adapt approve --set adapt.styles.suite=tasks.jsonl`
 
     Parameters
     ----------
     version
-        The version to try them with: a ref, a number such as v12, or a root's first digits.
+        The version to evaluate them with: a ref, a number such as v12, or a root's first digits.
     seed
         Seeds the answers.
     """

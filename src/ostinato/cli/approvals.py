@@ -1,4 +1,4 @@
-"""`ostinato ship`, `approve`, `refuse` and `rollback`: a person's decisions about releases. `ostinato alarms`: the standing alarms."""
+"""`ostinato ship`, `approve`, `refuse` and `rollback`: manual decisions about releases. `ostinato alarms`: the active alarms."""
 
 from __future__ import annotations
 

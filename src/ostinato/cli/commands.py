@@ -59,7 +59,8 @@ def up(*, on: Literal["here", "ray"] = "here", common: Common = DEFAULTS) -> Non
     def say(what: str) -> None:
         console.print(Text.assemble((f"{'up':12}", "bold"), " ", what), highlight=False, soft_wrap=True)
 
-    with forked_workers(say) if on == "here" else contextlib.nullcontext():  # first: it imports beside what follows
+    # first, since the fork server imports in parallel
+    with forked_workers(say) if on == "here" else contextlib.nullcontext():
         with collecting_rarely():
             from ostinato.launch.commands.up import up as run
 
@@ -424,11 +425,11 @@ def forget(
     replay
         Also take what was learned from them out of the weights: the trainer repeats its steps since their first effect without them.
     dry_run
-        With --replay: say what would be done, and do nothing.
+        With --replay: print what would be done, and do nothing.
     verify
-        Forget nobody, but check this certificate of a replay.
+        Forget nobody, but verify this certificate of a replay.
     turns
-        With --verify: a file of turn ids, one a line, none of which may be behind the weights.
+        With --verify: a file of turn ids, one per line. None of them may have been used to train the weights.
     """
     from ostinato.launch.commands import erasure, log
 
@@ -509,11 +510,11 @@ def doctor(*, again: bool = False, common: Common = DEFAULTS) -> None:
         sys.exit(1)
 
 
-_REFUSED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})  # by a disk
+_REFUSED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})  # errors of a full or read-only disk
 
 
 def _explain(error: BaseException) -> None:
-    """An expected error is one red line, not a traceback; anything else is a defect and keeps its traceback."""
+    """Print an expected error as one red line. Raise anything else, which is a defect, so that its traceback is printed."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             _explain(inner)
@@ -526,10 +527,10 @@ def _explain(error: BaseException) -> None:
 def run_command() -> None:
     """Run the command that `sys.argv` names. Raises SystemExit with 2 after an expected error, KeyboardInterrupt after Ctrl-C."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does: an ASCII locale prints what it can
+        sys.stdout.reconfigure(errors="backslashreplace")  # like stderr: an ASCII locale must not make printing fail
     try:
         app(exit_on_error=False)
-    except CycloptsError as error:  # which it has printed
+    except CycloptsError as error:  # Cyclopts has printed it
         if isinstance(error, UnknownOptionError):
             hint = "Settings are given with --set, as in --set listen.port=9000; `ostinato config` lists them."
             console.print(hint, soft_wrap=True)

@@ -1,6 +1,6 @@
-"""`ostinato connect`: coding agents on the gateway. `ostinato watch`: follows the lines that an agent wrote.
+"""`ostinato connect`: connects coding agents to the gateway. `ostinato watch`: tracks which of an agent's lines are kept.
 
-The client package does the work, as it does on a laptop without this package; here it finds the gateway that runs for `run.directory`.
+Both run the client package's code, which also works without this package. Here the gateway of `run.directory` is found automatically.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def client_errors() -> Generator[None]:
-    """Raises the client package's errors as this package's of the same name, and its absence as BadConfig with the remedy."""
+    """Convert the client package's errors to this package's errors of the same name. Raises BadConfig if it is not installed."""
     try:
         import ostinato_client.connect.errors as client
     except ImportError as error:
@@ -39,7 +39,7 @@ def client_errors() -> Generator[None]:
 
 
 def running_gateway(config: Config) -> str:
-    """The URL of the gateway that runs for `run.directory`, as this machine reaches it. Raises NotFound."""
+    """Return the URL at which this machine reaches the gateway of `run.directory`. Raises NotFound if none is running."""
     from ostinato.app.storage import Home
     from ostinato.status.gateway_address import read_address
 

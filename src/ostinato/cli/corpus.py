@@ -1,4 +1,4 @@
-"""`ostinato corpus`: code corpora for continued pre-training, and how the command `train` reads them."""
+"""`ostinato corpus`: code corpora for continued pre-training, and the options of `ostinato train` that read them."""
 
 from __future__ import annotations
 

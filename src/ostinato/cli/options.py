@@ -1,6 +1,6 @@
 """The options that every command takes.
 
-No file of this package imports a command's implementation before the command is run, so that help comes at once.
+No module of this package imports a command's implementation before the command runs, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Common:
     """Override one key, as in --set train.learning_rate=1e-5; may be repeated. `ostinato config` lists all keys."""
 
     def load(self, *more: str) -> Config:
-        """The checked configuration."""
+        """Load and validate the configuration. Raises BadConfig."""
         from ostinato.config import load
 
         return load(self.config, (*more, *self.overrides))
 
     def starting(self, *more: str) -> Config:
-        """The checked configuration for a command that loads models or runs code; says where caches go if their usual place is closed."""
+        """As `load`, for a command that loads models or runs code. Prints where caches are put if their usual place is not writable."""
         from ostinato.core.places import ensure_writable
 
         config = self.load(*more)
@@ -52,11 +52,11 @@ class Common:
         return config
 
     def of_run(self, directory: Path | None = None, more: Sequence[str] = ()) -> Config:
-        """The checked configuration of an existing run: the one that it was started with, if no file is named.
+        """Load the configuration of an existing run. Unless a file is named, it is the one that the run was started with.
 
         Args:
-            directory: the run's; None: `run.directory`, which need not exist if `record.url` names the run's log.
-            more: overrides over which the user's take precedence.
+            directory: the run's directory; None: `run.directory`, which need not exist if `record.url` names the run's log.
+            more: overrides of lower precedence than the user's.
 
         Raises:
             NotFound: there is no run. Nothing is created.
@@ -89,7 +89,7 @@ class Common:
                 raise NotFound(
                     f"no run in {directory}; name its directory with --set run.directory=..., or start one with `ostinato up`"
                 )
-            check_elsewhere(config)  # no worker ran on this host, as on the machine of `up --on ray`
+            check_elsewhere(config)  # the log is on another host, e.g. if this one runs only `up --on ray`
         if unknown:
             console.print(
                 f"{own} is of another version; left out: {', '.join(unknown)}", style="yellow", highlight=False
@@ -97,12 +97,12 @@ class Common:
         return config
 
     def of_run_or_new(self) -> Config:
-        """The checked configuration of an existing run, as `of_run`, or of a new one. Raises BadConfig."""
+        """Load the configuration of an existing run, as `of_run`, or of a new one. Raises BadConfig."""
         config = self.load()
         return self.of_run() if (config.run.directory / "log").exists() else config
 
     def of_store(self, more: Sequence[str] = ()) -> Config:
-        """The checked configuration for reading a weight store: a run's, or without a run that of `weights.url` or of a store `pull` made.
+        """Load the configuration for reading a weight store: a run's, or without a run the store of `weights.url` or one made by `pull`.
 
         Raises NotFound, BadConfig as `of_run`.
         """
@@ -113,4 +113,4 @@ class Common:
 
 
 DEFAULTS = Common()
-"""What a command has where none of these options is given."""
+"""The options of a command line that gives none of them."""

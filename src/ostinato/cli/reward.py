@@ -1,4 +1,4 @@
-"""`ostinato reward`: a reward function tried on a run's log before it teaches."""
+"""`ostinato reward`: backtests a reward function on a run's log before it is used."""
 
 from __future__ import annotations
 

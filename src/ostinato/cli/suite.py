@@ -1,4 +1,4 @@
-"""`ostinato suite`: held-out suites from a run's log, and their overlap with what was trained on."""
+"""`ostinato suite`: held-out suites from a run's log, and their contamination by training turns."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def check(
     json: Flag = False,
     common: Common = DEFAULTS,
 ) -> None:
-    """Name the items of suites that share 13 words in a row with turns that were trained on. Exits with 1 if any do.
+    """List the items of suites that share 13 words in a row with turns that were trained on. Exits with 1 if any do.
 
     This is GPT-3's rule for contamination. System prompts, and words that a tenth of a suite's items share, do not count. A text with 8
     to 12 words of its own counts as a whole; a shorter one, or a run of fewer than five different words, does not.

@@ -1,4 +1,4 @@
-"""`ostinato weights`: look into the weight store, move versions between stores, make room."""
+"""`ostinato weights`: inspects the weight store, copies versions between stores, collects garbage."""
 
 from __future__ import annotations
 

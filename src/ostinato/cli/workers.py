@@ -1,6 +1,6 @@
-"""The workers of a run as commands: each gives signs of life first, then loads its code.
+"""The commands that run a worker: `ostinato serve`, `train`, `rollout` and `housekeeping`.
 
-Also `ostinato plan`, a cycle on paper, and `ostinato compute`, what a run's operations were spent on.
+Also `ostinato plan`, a capacity plan of a cycle, and `ostinato compute`, what a run's operations were spent on.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def train(
     batch
         Demonstrations per optimizer step.
     """
-    _check_ways(world, steps, demonstrations, out, reading)
+    _check_options(world, steps, demonstrations, out, reading)
     if reading.corpus:
         reading.read(common.starting(), out)
         return
@@ -81,10 +81,10 @@ def train(
     asyncio.run(train_in_world(common.starting(*world_overrides(world)), steps, Console()))
 
 
-def _check_ways(
+def _check_options(
     world: Path | None, steps: int, demonstrations: Path | None, out: Path | None, reading: ReadingOptions
 ) -> None:
-    """Raise BadConfig for options of two ways to train together, or for options that would have no effect."""
+    """Raise BadConfig if options of several ways to train are combined, or if an option would have no effect."""
     ways = {
         "--world": world is not None,
         "--demonstrations": demonstrations is not None,
@@ -141,7 +141,7 @@ def rollout(
 
 
 def housekeeping(common: Common = DEFAULTS) -> None:
-    """Regularly delete what nothing needs (a worker of `up`)."""
+    """Regularly delete weights and log rows that nothing needs any more (a worker of `up`)."""
     run_worker("housekeeping", common.starting(), expendable=300)
 
 
@@ -152,18 +152,18 @@ def run_worker(
     expendable: int = 0,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
 ) -> None:
-    """Run the worker of this name. It gives signs of life first, then loads its code, which may take long on a slow disk."""
+    """Run the worker of this name. Its heartbeat starts before its imports, which may take long on a slow disk."""
     with collecting_rarely():
         from ostinato.launch.views.progress import kept_bytes
-        from ostinato.launch.workers.worker_main import Life, live
+        from ostinato.launch.workers.worker_main import WorkerContext, run_process
 
-    async def work(life: Life) -> None:
-        life.starting(config)("loading its code")
+    async def work(context: WorkerContext) -> None:
+        context.starting(config)("loading its code")
         with collecting_rarely():
             main_loop = getattr(importlib.import_module(f"ostinato.launch.workers.{name}"), name)
-        await main_loop(config, life)
+        await main_loop(config, context)
 
-    live(work, expendable=expendable, output_bytes=kept_bytes(config), loop_factory=loop_factory)
+    run_process(work, expendable=expendable, output_bytes=kept_bytes(config), loop_factory=loop_factory)
 
 
 # ---------------------------------------------------------------- compute

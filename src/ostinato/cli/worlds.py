@@ -222,7 +222,7 @@ def coverage(
     k: Annotated[int, Parameter(name=["-k"])] = 8,
     json: Flag = False,
 ) -> None:
-    """Show each checkpoint's pass@1 and best-of-k on held-out tasks, and whether training only made it surer of fewer tasks.
+    """Show each checkpoint's pass@1 and best-of-k on held-out tasks, and whether pass@1 rose at the expense of best-of-k.
 
     Parameters
     ----------

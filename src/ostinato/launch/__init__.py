@@ -1,1 +1,1 @@
-"""Start and watch the workers."""
+"""Worker processes: their main loops, where they run, their supervision, and the terminal commands on them."""

@@ -1,1 +1,1 @@
-"""Public fakes and the tiny model, for tests of Ostinato and of products that use it."""
+"""Public fakes and a tiny model, for tests of Ostinato and of products that use it."""

@@ -1,7 +1,7 @@
 """`FakeEngine`: a deterministic engine without torch, for tests of code that uses an engine.
 
-Tokens are the UTF-8 bytes of a scripted answer (id = byte value) followed by `STOP_ID`; it passes the same contract suite as the
-real engine.
+Its tokens are the UTF-8 bytes of a scripted answer (id = byte value), followed by `STOP_ID`. It passes the same contract tests as the real
+engine.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ CONTRACT = Contract(
     quantisation="none",
     kernels="fake 1",
 )
-"""The made-up log-probabilities are the same everywhere, so the fake keeps an exact contract."""
+"""The numerics contract: exact, since the fake's made-up log-probabilities are the same on every machine."""
 
 
 def default_script(request: Generate) -> str:
-    """The answer when no script is given: the prompt's bytes as text, reversed, so that different prompts differ."""
+    """Return the prompt's text reversed, so that different prompts get different answers. The default script."""
     return "".join(reversed(decode(request.prompt_ids))) or "ok"
 
 
 def encode(text: str) -> list[int]:
-    """UTF-8 bytes as token ids."""
+    """Return the text's UTF-8 bytes as token ids."""
     return list(text.encode())
 
 
 def decode(ids: Sequence[int]) -> str:
-    """Text of byte ids, without `STOP_ID` and with the replacement character for broken UTF-8."""
+    """Return the text of token ids, without `STOP_ID`, and with the replacement character for invalid UTF-8."""
     return bytes(i for i in ids if i < STOP_ID).decode(errors="replace")
 
 
@@ -57,10 +57,10 @@ class FakeEngine:
         script: request -> the answer of each of its samples (default: the prompt reversed).
         delay_s: seconds slept before each token of a stream.
         slots: slot name -> policy version loaded at the start (default: live at version 0).
-        context: prompt and answer together may have this many tokens.
+        context: most tokens of prompt and answer together.
 
     Controls: `fail_after = k` ends each stream with `failure` (`Finish.ERROR`) after k tokens; `down = True` makes `generate` raise
-    `Unavailable`. Observations: `requests` (all seen), `running` (open samples), `cancelled` (streams closed before their end).
+    `Unavailable`. Observations: `requests` (all received), `running` (open samples), `cancelled` (streams closed before their end).
 
     Example::
 
@@ -102,7 +102,7 @@ class FakeEngine:
         self.down = True
 
     async def generate(self, request: Generate) -> AsyncGenerator[Chunk, None]:
-        """One chunk per token and sample, samples interleaved."""
+        """Yield one chunk per token and sample, samples interleaved. Raises as the real engine."""
         if self.down:
             raise Unavailable("The engine is closed or failed; restart it.")
         self._policy(request.slot)
@@ -143,7 +143,7 @@ class FakeEngine:
             self.cancelled += not finished
 
     async def end_sample(self, request: str, index: int, tokens: int) -> bytes:
-        """Nothing: it has no experts, and goes on with the sample."""
+        """Do nothing: there are no experts to report, and the sample continues."""
         return b""
 
     async def load(self, slot: str, snapshot: Snapshot) -> Swap:
@@ -161,29 +161,29 @@ class FakeEngine:
         del self._slots[slot]
 
     async def score(self, slot: str, ids: Sequence[int], start: int, cache_salt: str = "") -> list[float]:
-        """The same made-up logprobs that `generate` reports."""
+        """Return the same made-up logprobs that `generate` reports."""
         self._policy(slot)
         check_score(ids, start, most=self.context, vocab_size=VOCAB_SIZE)
         return [_logprob(i) for i in ids[start:]]
 
     def slots(self) -> dict[str, PolicyVersion]:
-        """The loaded versions by slot."""
+        """Return the loaded versions by slot."""
         return dict(self._slots)
 
     def numerics(self) -> str:
-        """The id of `CONTRACT`."""
+        """Return the id of `CONTRACT`."""
         return CONTRACT.id
 
     def contract(self) -> Contract:
-        """`CONTRACT`."""
+        """Return `CONTRACT`."""
         return CONTRACT
 
     def capabilities(self) -> Capabilities:
-        """Scores exactly, because made-up log-probabilities are always the same; a script counts as following any grammar."""
+        """Return the capabilities. Scripts count as following any grammar."""
         return Capabilities(context=self.context, vocab_size=VOCAB_SIZE, follows_grammars=True)
 
     def stats(self) -> dict[str, float]:
-        """Counters that the real engine has, too."""
+        """Return counters that the real engine also has."""
         last = self._pauses[-1] if self._pauses else 0.0
         return {
             "running": self.running,
@@ -198,7 +198,7 @@ class FakeEngine:
         return self._slots[slot]
 
     def _steps(self, request: Generate) -> list[tuple[int | None, str, Finish | None]]:
-        """(token, text to show, finish) per step: the real engine's rules for stop strings, budget and withheld text."""
+        """Return (token, text to show, finish) per step, by the real engine's rules for stop strings, token limit and withheld text."""
         sampling, ids = request.sampling, [*encode(self.script(request)), STOP_ID]
         steps: list[tuple[int | None, str, Finish | None]] = []
         shown = 0
@@ -222,7 +222,7 @@ class FakeEngine:
 
 
 def _withheld(text: str, stops: tuple[str, ...]) -> int:
-    """How many characters at the end may still change: an unfinished character, or the beginning of a stop string."""
+    """Return how many characters at the end may still change: an incomplete character, or the beginning of a stop string."""
     held = len(text) - len(text.rstrip("\ufffd"))
     for stop in stops:
         sizes = (size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size]))
@@ -235,7 +235,7 @@ def _logprob(token: int) -> float:
 
 
 def _tops(token: int, count: int) -> Tops:
-    """The token itself and the ones after it in the vocabulary."""
+    """Return the token itself and its successors in the vocabulary, as made-up top logprobs."""
     return tuple((token + i, _logprob(token) - i) for i in range(count))
 
 

@@ -1,6 +1,6 @@
 """`MemoryLog`: the append-only log in memory, for tests of code that writes to a log or reads from one.
 
-It keeps the promises of `core.seams.Log` except that nothing outlives the process, and it can be told to be slow or full.
+It keeps the contract of `core.seams.Log`, but nothing outlives the process, and a test can make it slow or full.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class MemoryLog:
         self._known: dict[tuple[type, Identity], Row] = {}
 
     async def append(self, *rows: Row) -> Cursor:
-        """Write all rows or none; a row whose identity is known is ignored."""
+        """Write all rows or none. A row whose identity is already in the log is ignored. Raises StorageFull."""
         if rows:
             await asyncio.sleep(self.delay_s)
         if self.full:
@@ -50,21 +50,21 @@ class MemoryLog:
         return len(self.rows)
 
     async def read(self, after: Cursor, kinds: set[type]) -> AsyncIterator[tuple[Cursor, Row]]:
-        """Rows of the given kinds above `after`, in order, up to the moment of the call."""
+        """Yield the rows of the given kinds above `after`, in order, up to the moment of the call."""
         for sequence, row in enumerate(self.rows[after:], after + 1):
             if type(row) in kinds:
                 yield sequence, row
 
     async def find(self, kind: type[R], identities: Sequence[Identity]) -> list[R]:
-        """The rows of one kind with these identities, in the order asked for."""
+        """Return the rows of one kind with these identities, in the requested order; unknown ones are left out."""
         found = (self._known.get((kind, each)) for each in identities)
         return [row for row in found if isinstance(row, kind)]
 
     async def places(self, kind: type[Row], identities: Sequence[Identity]) -> list[Cursor]:
-        """The sequence numbers of the rows of one kind with these identities; unknown ones are left out."""
+        """Return the sequence numbers of the rows of one kind with these identities; unknown ones are left out."""
         wanted = {(kind, each) for each in identities if (kind, each) in self._known}
         found = dict[tuple[type, Identity], Cursor]()
-        for place in range(len(self.rows), 0, -1):  # what is asked about is mostly new
+        for place in range(len(self.rows), 0, -1):  # backwards, since most requested rows are new
             if len(found) == len(wanted):
                 break
             row = self.rows[place - 1]
@@ -73,11 +73,11 @@ class MemoryLog:
         return [found[kind, each] for each in identities if (kind, each) in found]
 
     async def horizon(self) -> Cursor:
-        """0: nothing is ever dropped."""
+        """Return 0: no row is ever dropped."""
         return 0
 
     async def before_last(self, count: int, kind: type[Row]) -> Cursor:
-        """The cursor above which the newest `count` rows of a kind lie; 0 if there are not so many."""
+        """Return the cursor above which the newest `count` rows of a kind are; 0 if there are fewer."""
         left = count
         for place in range(len(self.rows) - 1, -1, -1) if count > 0 else ():
             left -= type(self.rows[place]) is kind
@@ -86,11 +86,11 @@ class MemoryLog:
         return 0
 
     def turns(self) -> list[Turn]:
-        """Every turn, in order of writing."""
+        """Return all turns in the order of writing."""
         return [row for row in self.rows if isinstance(row, Turn)]
 
     def signals(self) -> list[Signal]:
-        """Every signal, in order of writing."""
+        """Return all signals in the order of writing."""
         return [row for row in self.rows if isinstance(row, Signal)]
 
 
@@ -101,10 +101,10 @@ class MemoryFolds:
         self.kept: dict[str, tuple[Cursor, str]] = {}
 
     async def save(self, name: str, cursor: Cursor, state: Mapping[str, Any]) -> None:
-        """Keep a copy, as JSON."""
+        """Save a copy of the state as JSON."""
         self.kept[name] = (cursor, json.dumps(state))
 
     async def load(self, name: str) -> tuple[Cursor, dict[str, Any]] | None:
-        """A copy of what was saved."""
+        """Return a copy of the saved cursor and state, or None."""
         cursor, text = self.kept.get(name, (0, ""))
         return (cursor, json.loads(text)) if text else None

@@ -1,4 +1,4 @@
-"""Complete and valid records for tests, which set only the fields that matter to them."""
+"""Factories of complete, valid records: a test sets only the fields that matter to it."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def a_turn(
     started_at: float | None = None,
     **fields: Any,
 ) -> Turn:
-    """A turn that ended normally. `fields` are others of it that have a default, as `replace` would set them.
+    """Make a turn that ended normally. `fields`: any other fields of `Turn`.
 
     Example: ``a_turn("a:0", user="bob", sampled=(4, 5, 6), propensity=0.5)``
     """
-    spans, sampling = _drawn(version, len(sampled))
+    spans, sampling = _spans_and_sampling(version, len(sampled))
     return Turn(
         id=id,
         episode=f"episode of {id}" if episode is None else episode,
@@ -59,8 +59,8 @@ def a_turn(
 
 
 @cache
-def _drawn(version: int, tokens: int) -> tuple[tuple[Span, ...], Sampling]:
-    """The spans and the sampling of so many tokens of a version: simulations make them a million times."""
+def _spans_and_sampling(version: int, tokens: int) -> tuple[tuple[Span, ...], Sampling]:
+    """Return the spans and the sampling of an answer. Cached, since simulations make millions of turns."""
     policy = PolicyVersion(number=version, hash=f"{version:064x}")
     return (Span(policy=policy, tokens=tokens),) if tokens else (), Sampling(max_tokens=max(1, tokens))
 
@@ -74,7 +74,7 @@ def a_signal(
     value: float = 1.0,
     retracts: str | None = None,
 ) -> Signal:
-    """A signal about the turn from its own tenant, received when it happened.
+    """Make a signal about the turn from its own tenant, received when it occurred.
 
     Example: ``a_signal(a_turn("a:0"), "undone", at=12.0)``
     """
@@ -92,7 +92,7 @@ def a_signal(
 
 
 def a_delivery(*turns: Turn, at: float = 10.5) -> Delivered:
-    """The record that these turns' answers were handed over.
+    """Make the record that these turns' answers were delivered.
 
     Example: ``a_delivery(a_turn("a:0"), a_turn("b:0"))``
     """
@@ -100,7 +100,7 @@ def a_delivery(*turns: Turn, at: float = 10.5) -> Delivered:
 
 
 def a_sample(turn: Turn, advantage: float, *, reward: float = 0.0, weight: float = 1.0) -> Sample:
-    """A turn with one advantage for all of its tokens.
+    """Make a sample: a turn with the same advantage for all of its tokens.
 
     Example: ``a_sample(a_turn(), -0.7)``
     """

@@ -1,8 +1,8 @@
-"""`ByteRenderer`: messages <-> tokens for `FakeEngine`, without a tokenizer library.
+"""`ByteRenderer`: converts messages to tokens and back for `FakeEngine`, without a tokenizer library.
 
-A token is a UTF-8 byte; roles are bytes that UTF-8 never uses, so that text cannot forge them; every message ends with `STOP_ID`.
-As in Hermes, tools are described in the system message, and calls are text; a tool's message has a role of its own.
-One pair of letters ("lo") has a token of its own that the engine never samples: rendering an answer's text again gives other ids.
+A token is a UTF-8 byte. Roles are bytes that UTF-8 never uses, so that text cannot forge them. Every message ends with `STOP_ID`.
+As in Hermes, tools are described in the system message, and calls are text; a tool's message has its own role.
+The letters "lo" are merged into one token that the engine never samples, so re-tokenizing an answer's text gives other ids.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class ByteRenderer:
         self.context = context
 
     def chat(self, conversation: Conversation) -> list[int]:
-        return self._written(with_described_tools(conversation), continued=conversation.continued)
+        return self._rendered(with_described_tools(conversation), continued=conversation.continued)
 
     def follow_up(self, conversation: Conversation, known: int) -> list[int]:
-        return self._written(conversation.messages[known:], continued=conversation.continued)
+        return self._rendered(conversation.messages[known:], continued=conversation.continued)
 
     def grammar(self, conversation: Conversation) -> str:
         return grammar_of(conversation, HERMES.wording, {}, thinks=False, opening="", opener=HERMES.opener)
@@ -73,7 +73,7 @@ class ByteRenderer:
     def stop_ids(self) -> frozenset[int]:
         return frozenset({STOP_ID})
 
-    def _written(self, messages: Sequence[Message], *, continued: bool) -> list[int]:
+    def _rendered(self, messages: Sequence[Message], *, continued: bool) -> list[int]:
         ids = list[int]()
         for each in messages:
             ids.append(_ROLES[each.role])

@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-_START_S = 300.0  # a busy machine may take long
+_START_TIMEOUT_S = 300.0  # a busy machine may take long
 
 
 class _Server(uvicorn.Server):
-    """uvicorn ended by an event: it checks its own flag only ten times a second, and every test would wait for that."""
+    """uvicorn that an event stops at once. It polls its own flag only ten times a second, which would slow down every test."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -28,7 +28,7 @@ class _Server(uvicorn.Server):
 @asynccontextmanager
 async def serving(app: ASGIApp, *, lifespan: bool = True) -> AsyncGenerator[str, None]:
     """Serve `app` on a free loopback port; yields its base URL, for example "http://127.0.0.1:43127"."""
-    # with proto 0 asyncio leaves Nagle on
+    # asyncio disables Nagle's algorithm only if the protocol is named
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     port = listener.getsockname()[1]
@@ -42,7 +42,7 @@ async def serving(app: ASGIApp, *, lifespan: bool = True) -> AsyncGenerator[str,
     server = _Server(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        async with asyncio.timeout(_START_S):
+        async with asyncio.timeout(_START_TIMEOUT_S):
             while not server.started and not task.done():  # uvicorn signals its start by a flag, not by an event
                 await asyncio.sleep(0.005)
         if task.done():

@@ -1,4 +1,4 @@
-"""A weight store in memory that behaves like the one in a directory, and a wrapper that watches another store."""
+"""A weight store in memory that behaves like the one in a directory, and a wrapper that counts calls and injects faults."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ostinato.weights.version.content import check_hash, check_ref, hash_of, is_
 
 
 class MemoryStore:
-    """A `KeptStore` for tests. `objects` and `links` may be read and damaged by a test; `now` is its clock, in seconds.
+    """A `KeptStore` in memory. Tests may read and damage `objects` and `links` (the refs); `now` is its clock, in seconds.
 
     Example: ``store = MemoryStore(); name = await store.put(b"x"); store.objects[name] = b"rotten"; store.now += 86_400``
     """
@@ -23,7 +23,7 @@ class MemoryStore:
         self.objects: dict[str, bytes] = {}
         self.links: dict[str, str] = {}
         self.now = 0.0
-        self._times: dict[str, tuple[float, int]] = {}  # of objects and refs: the time and number of the last write
+        self._times: dict[str, tuple[float, int]] = {}  # object or ref -> time and number of its last write
         self._writes = 0
 
     async def put(self, data: bytes | memoryview) -> str:
@@ -109,10 +109,10 @@ class MemoryStore:
 
 
 class WatchedStore:
-    """A store that counts the calls to it, and can be made unavailable, slow, or corrupt.
+    """A wrapper that counts the calls to a store, and can make it unavailable, slow, or corrupt.
 
-    `gets` counts reads by hash, `asked` counts reads of refs, `most` is the largest number of concurrent `get` calls. While `away`,
-    everything raises Unavailable; while `gate` is not set, calls wait; `damage` changes the bytes that are read.
+    `gets` counts reads by hash, `asked` counts reads of refs, `most` is the largest number of concurrent `get` calls. While `away` is True,
+    every call raises Unavailable; while `gate` is not set, calls wait; `damage` changes the bytes that are read.
     Example: ``upstream = WatchedStore(MemoryStore()); upstream.away = True``
     """
 

@@ -1,7 +1,7 @@
-"""Tiny random models with a byte-level tokenizer: whole model directories, written in well under a second, no network.
+"""Tiny random models with a byte-level tokenizer: complete model directories, written in well under a second without a network.
 
-`tiny_model` is a Llama, `tiny_moe` writes the mixtures of experts whose routing must be exact, `tiny_of` the other supported
-architectures, and some that must be refused.
+`tiny_model` writes a Llama, `tiny_moe` the mixtures of experts whose routing must be exact, `tiny_of` the other supported architectures,
+and some that must be refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers.utils import logging as library_logging
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>")
-"""Control tokens, ids 256 to 259; ids 0 to 255 stand for single bytes in the order of the byte-level alphabet."""
+"""Control tokens, ids 256 to 259. Ids 0 to 255 are single bytes in the order of the byte-level alphabet."""
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -39,21 +39,21 @@ def tiny_model(
 ) -> Path:
     """Write a model directory (safetensors, config, tokenizer, ChatML template) and return its path.
 
-    The same arguments give the same bytes. Weights are random: the model says nothing sensible, but all code that loads, serves,
+    The same arguments give the same bytes. The weights are random: the model's answers make no sense, but all code that loads, serves,
     trains or publishes a model works on it. Example: ``tiny_model(tmp_path / "tiny", seed=1)``.
     """
     own = (("intermediate_size", 2 * hidden), ("tie_word_embeddings", tied))
-    return _written(path, _files("Llama", seed, dtype, hidden, layers, heads, kv_heads, context, own))
+    return _write_files(path, _files("Llama", seed, dtype, hidden, layers, heads, kv_heads, context, own))
 
 
-def _written(path: Path, files: Mapping[str, bytes]) -> Path:
+def _write_files(path: Path, files: Mapping[str, bytes]) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
         (path / name).write_bytes(data)
     return path
 
 
-@lru_cache(maxsize=32)  # tests write the same few models again and again
+@lru_cache(maxsize=32)  # tests write the same few models repeatedly
 def _files(
     kind: str,
     seed: int,
@@ -65,7 +65,7 @@ def _files(
     context: int,
     own: tuple[tuple[str, int], ...],
 ) -> Mapping[str, bytes]:
-    """The directory's files, by name. `kind`: the library's name of the architecture; `own`: settings of its own."""
+    """Return a model directory's files by name. `kind`: transformers' name of the architecture; `own`: its architecture's own settings."""
     library_logging.disable_progress_bar()
     make_config, make_model = getattr(transformers, f"{kind}Config"), getattr(transformers, f"{kind}ForCausalLM")
     config = make_config(
@@ -78,7 +78,7 @@ def _files(
         bos_token_id=257,
         eos_token_id=258,
         pad_token_id=259,
-        initializer_range=0.1,  # large enough that positions and neighbours matter to the logits and routers prefer some experts
+        initializer_range=0.1,  # large enough that logits depend on positions and neighbours, and routers prefer some experts
         **dict(own),
     )
     with torch.random.fork_rng(devices=[]):
@@ -88,7 +88,7 @@ def _files(
 
 
 def files_of(*parts: transformers.PreTrainedModel | transformers.PreTrainedTokenizerFast) -> Mapping[str, bytes]:
-    """The files that they save, by name."""
+    """Return the files that `save_pretrained` of a model and a tokenizer writes, by name."""
     with TemporaryDirectory() as directory:
         for part in parts:
             part.save_pretrained(directory)
@@ -96,7 +96,7 @@ def files_of(*parts: transformers.PreTrainedModel | transformers.PreTrainedToken
 
 
 def byte_tokenizer(context: int = 512) -> transformers.PreTrainedTokenizerFast:
-    """One token per UTF-8 byte, and the four control tokens."""
+    """Return a tokenizer with one token per UTF-8 byte and the four control tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     core = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -123,7 +123,7 @@ _MIXTURES = {
     "olmoe": ("Olmoe", "intermediate_size", "num_experts"),
     "mixtral": ("Mixtral", "intermediate_size", "num_local_experts"),
 }
-"""The library's name of an architecture, and its names of the width and the number of experts."""
+"""transformers' name of each architecture, and its names of the settings for the experts' width and number."""
 
 
 def tiny_moe(
@@ -149,14 +149,14 @@ def tiny_moe(
     name, width, count = _MIXTURES[kind]
     own = [(width, intermediate), (count, experts), ("num_experts_per_tok", top_k)]
     own += [("norm_topk_prob", True)] if kind == "qwen3_moe" else []
-    return _written(path, _files(name, seed, dtype, hidden, layers, heads, kv_heads, context, tuple(own)))
+    return _write_files(path, _files(name, seed, dtype, hidden, layers, heads, kv_heads, context, tuple(own)))
 
 
 # ---------------------------------------------------------------- other architectures
 
 
 WINDOW = 8
-"""Positions that a token of a sliding-window layer sees."""
+"""Positions to which a token of a sliding-window layer attends."""
 
 _COMMON: dict[str, Any] = {
     "vocab_size": 256 + len(SPECIALS),
@@ -171,13 +171,13 @@ _COMMON: dict[str, Any] = {
     "pad_token_id": 259,
 }
 _DENSE: dict[str, Any] = {**_COMMON, "intermediate_size": 48}
-_WIDE: dict[str, Any] = {**_DENSE, "head_dim": 16}  # heads that are not hidden_size / heads
+_WIDE_HEADS: dict[str, Any] = {**_DENSE, "head_dim": 16}  # not hidden_size / heads
 _EXPERTS: dict[str, Any] = {**_COMMON, "num_experts": 8, "num_experts_per_tok": 3}
 _LATENT: dict[str, Any] = {**_COMMON, "num_key_value_heads": 4}
-_KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
+_LAYER_TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
 _ROPE = {"rope_theta": 10000.0}
-_SHORT: dict[str, Any] = {**_WIDE, "max_position_embeddings": 96}
-_STRETCHED: dict[str, Any] = {
+_SHORT: dict[str, Any] = {**_WIDE_HEADS, "max_position_embeddings": 96}
+_YARN: dict[str, Any] = {
     "rope_type": "yarn",
     "factor": 4.0,
     "original_max_position_embeddings": 24,
@@ -188,12 +188,12 @@ _STRETCHED: dict[str, Any] = {
 
 def _gemma3(**changes: Any) -> transformers.Gemma3TextConfig:
     return transformers.Gemma3TextConfig(
-        **_WIDE, sliding_window=WINDOW, layer_types=list(_KINDS), query_pre_attn_scalar=24, **changes
+        **_WIDE_HEADS, sliding_window=WINDOW, layer_types=list(_LAYER_TYPES), query_pre_attn_scalar=24, **changes
     )
 
 
 SUPPORTED: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
-    "llama": lambda: transformers.LlamaConfig(**_WIDE),
+    "llama": lambda: transformers.LlamaConfig(**_WIDE_HEADS),
     "llama-tied-bias": lambda: transformers.LlamaConfig(
         **_DENSE, attention_bias=True, mlp_bias=True, tie_word_embeddings=True
     ),
@@ -201,23 +201,23 @@ SUPPORTED: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "qwen2-window": lambda: transformers.Qwen2Config(
         **_DENSE, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
     ),
-    "qwen3": lambda: transformers.Qwen3Config(**_WIDE),
+    "qwen3": lambda: transformers.Qwen3Config(**_WIDE_HEADS),
     "qwen3-moe": lambda: transformers.Qwen3MoeConfig(
         **_EXPERTS, intermediate_size=48, moe_intermediate_size=16, norm_topk_prob=True, mlp_only_layers=[1]
     ),
     "olmoe": lambda: transformers.OlmoeConfig(**_EXPERTS, intermediate_size=16),
     "gemma3": _gemma3,
-    "mistral": lambda: transformers.MistralConfig(**_WIDE, sliding_window=WINDOW),
-    "ministral3": lambda: transformers.Ministral3Config(**_SHORT, rope_parameters=_ROPE | _STRETCHED),
+    "mistral": lambda: transformers.MistralConfig(**_WIDE_HEADS, sliding_window=WINDOW),
+    "ministral3": lambda: transformers.Ministral3Config(**_SHORT, rope_parameters=_ROPE | _YARN),
     "granite": lambda: transformers.GraniteConfig(**_DENSE, logits_scaling=0.7),
     "gpt2": lambda: transformers.GPT2Config(
         vocab_size=256 + len(SPECIALS), n_embd=32, n_layer=3, n_head=4, n_positions=128, initializer_range=0.2
     ),
 }
-"""Architectures whose forward pass our attention expresses. Qwen3-MoE has a dense layer among its sparse ones, and Ministral 3 scales its
-queries from position 24 on; Granite divides its logits."""
+"""Architectures that our attention function supports. Qwen3-MoE has a dense layer among its sparse ones, Ministral 3 scales its queries
+from position 24 on, Granite divides its logits."""
 
-_LONG = {
+_LONGROPE = {
     "rope_type": "longrope",
     "short_factor": [1.0] * 4,
     "long_factor": [2.0] * 4,
@@ -226,7 +226,10 @@ _LONG = {
 }
 
 REFUSED: dict[str, tuple[Callable[[], transformers.PreTrainedConfig], str]] = {
-    "capped scores": (lambda: transformers.Gemma2Config(**_WIDE, sliding_window=WINDOW), "caps its attention scores"),
+    "capped scores": (
+        lambda: transformers.Gemma2Config(**_WIDE_HEADS, sliding_window=WINDOW),
+        "caps its attention scores",
+    ),
     "capped logits": (lambda: _gemma3(final_logit_softcapping=1.0), "changes its logits"),
     "both directions": (lambda: _gemma3(use_bidirectional_attention=True), "see those after them"),
     "latent attention": (
@@ -247,7 +250,7 @@ REFUSED: dict[str, tuple[Callable[[], transformers.PreTrainedConfig], str]] = {
         "length of what is computed beside it",
     ),
     "frequencies of two lengths": (
-        lambda: transformers.LlamaConfig(**_DENSE, rope_parameters=_ROPE | _LONG),
+        lambda: transformers.LlamaConfig(**_DENSE, rope_parameters=_ROPE | _LONGROPE),
         "length of what is computed beside it",
     ),
     "recurrent": (
@@ -257,13 +260,13 @@ REFUSED: dict[str, tuple[Callable[[], transformers.PreTrainedConfig], str]] = {
         "linear_attention",
     ),
 }
-"""Architectures that our attention cannot express, each with a part of the refusal's message."""
+"""Architectures that our attention function cannot express, each with a part of the error message."""
 
 
 def tiny_of(path: Path, config: transformers.PreTrainedConfig, *, seed: int = 0) -> Path:
     """Write a random fp32 model of this configuration with a byte tokenizer, and return its path.
 
-    Norms and biases, which the library initialises to 1 and 0, are random too.
+    Norms and biases, which transformers initialises to 1 and 0, are randomised too.
     Example: ``tiny_of(tmp_path / "m", SUPPORTED["gemma3"]())``.
     """
     library_logging.disable_progress_bar()

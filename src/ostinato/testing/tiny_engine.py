@@ -1,4 +1,4 @@
-"""The real torch engine over the tiny model: for tests that need true sampling, KV and swaps."""
+"""The real torch engine with a tiny model, for tests that need real sampling, KV cache and weight swaps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ostinato.testing.tiny import tiny_model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TinyEngine:
-    """A started engine whose slot "live" holds version 0, the module it was loaded from, and its renderer.
+    """A started engine with version 0 in slot "live", the module that these weights came from, and its renderer.
 
     Example: ``async with tiny_engine(tmp_path) as tiny: chunks = [c async for c in tiny.engine.generate(request)]``.
     """
@@ -40,17 +40,17 @@ class TinyEngine:
 
 
 def tiny_snapshot(path: Path, number: int, *, seed: int) -> Snapshot:
-    """Weights of the tiny model drawn with another seed, as version `number`."""
+    """Return the tiny model's weights of another seed as version `number`."""
     tiny_model(path / f"seed{seed}", seed=seed)
     return Snapshot(policy=PolicyVersion(number=number, hash=f"seed{seed}"), weights=_weights(seed))
 
 
-@lru_cache(maxsize=8)  # loading takes far longer than all else that a test does with them
+@lru_cache(maxsize=8)  # loading is the slowest part of a test
 def _weights(seed: int) -> Weights:
     with TemporaryDirectory() as directory:
         weights = weights_of(load_model(tiny_model(Path(directory), seed=seed), torch.float32))
     for each in weights.values():
-        each.data.flags.writeable = False  # the tests of a process share them
+        each.data.flags.writeable = False  # shared by all tests of a process
     return weights
 
 
@@ -66,10 +66,10 @@ async def tiny_engine(
     backend: ComputeBackend = OWN,
     write: Callable[..., Path] = tiny_model,
 ) -> AsyncGenerator[TinyEngine, None]:
-    """Write a tiny model below `path` (`write`: `tiny_model` or `tiny_moe`), start an engine on it, load it into "live"; close the engine
-    at the end.
+    """Write a tiny model below `path` (with `write`: `tiny_model` or `tiny_moe`), start an engine on it, and load it into "live". The
+    engine is closed after the block.
     """
-    torch.set_num_threads(1)  # on so small a model, more threads would only wait for each other
+    torch.set_num_threads(1)  # more threads do not speed up such a small model
     directory = write(path / "seed0", seed=0, context=context)
     model, renderer = load_model(directory, torch.float32), HFRenderer(directory)
     config = config or EngineConfig(kv_tokens=4096, block=16)

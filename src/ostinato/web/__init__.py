@@ -1,1 +1,1 @@
-"""Server-rendered pages and reports; no build step."""
+"""Server-rendered pages and reports, without a build step."""

@@ -1,4 +1,4 @@
-"""Line and bar charts as inline SVG text. Colours are CSS classes, so a page's light and dark themes both apply. Pure."""
+"""Line and bar charts as inline SVG. Colours are CSS classes, so that light and dark themes both apply. Pure."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class ChartAxis:
     ticks: tuple[float, ...]
 
     def scale(self, start: float, end: float) -> Scale:
-        """Data units to pixels."""
+        """Return the function from data units to pixels, with the axis' ends at `start` and `end`."""
         low, high = self.ticks[0], self.ticks[-1]
         return lambda value: start + (value - low) / (high - low) * (end - start)
 
 
 def axis(low: float, high: float, count: int = 5) -> ChartAxis:
-    """About `count` round steps (1, 2 or 5 times a power of ten) that cover [low, high].
+    """Return an axis of about `count` round steps (1, 2 or 5 times a power of ten) that covers [low, high].
 
     Example: ``axis(0, 0.53).ticks`` is ``(0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)``.
     """
-    span = max(high - low, 1e-9 * max(abs(low), abs(high))) or 1.0  # steps below that would round to the same number
+    span = max(high - low, 1e-9 * max(abs(low), abs(high))) or 1.0  # smaller steps would round to the same number
     rough = span / count
     digits = -math.floor(math.log10(rough))
     unit = 10.0**-digits
@@ -41,7 +41,7 @@ def axis(low: float, high: float, count: int = 5) -> ChartAxis:
 
 
 def lines(title: str, description: str, curves: Sequence[Curve], marks: Sequence[Mark]) -> str:
-    """Shares over minutes: one line with its interval per curve, one dashed vertical per release, named at the top."""
+    """Draw shares over minutes: a line with its interval per curve, and a dashed vertical line with a name per release."""
     points = [point for curve in curves for point in curve.points]
     if not points:
         return '<p class="empty">No outcomes were recorded.</p>'
@@ -62,7 +62,7 @@ def lines(title: str, description: str, curves: Sequence[Curve], marks: Sequence
 
 
 def bars(title: str, description: str, values: Sequence[tuple[str, float]], unit: str) -> str:
-    """One bar per (label, value >= 0) in order; labels thin out when there are many."""
+    """Draw one bar per (label, value >= 0), in order. If there are many, only some are labelled."""
     if not values:
         return '<p class="empty">None in this run.</p>'
     width, height, left, bottom = 420.0, 210.0, 52.0, 30.0
@@ -84,7 +84,7 @@ def bars(title: str, description: str, values: Sequence[tuple[str, float]], unit
 
 
 def svg(title: str, description: str, width: float, height: float, parts: Sequence[str]) -> str:
-    """The parts as one image, with its text for screen readers."""
+    """Join the parts into one image, with its text for screen readers."""
     body = "\n".join(parts)
     return (
         f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(title)}. {escape(description)}">'
@@ -93,7 +93,7 @@ def svg(title: str, description: str, width: float, height: float, parts: Sequen
 
 
 def frame(x_axis: ChartAxis, y_axis: ChartAxis, x: Scale, y: Scale, *, right: float, below: str) -> list[str]:
-    """Grid and ticks of a chart of shares against shares. `right` is its right margin, `below` the label of the horizontal axis."""
+    """Draw grid and ticks of a chart of shares by shares. `right`: its right margin; `below`: the label of the horizontal axis."""
     return [
         *(_grid(y(tick), f"{100 * tick:g}%", right=WIDTH - right) for tick in y_axis.ticks),
         *(_tick(x(tick), HEIGHT - BOTTOM + 18, f"{100 * tick:g}%") for tick in x_axis.ticks),
@@ -113,7 +113,7 @@ def _tick(at: float, baseline: float, label: str) -> str:
 
 
 def _marks(marks: Sequence[Mark], x: Scale) -> list[str]:
-    """A dashed line per mark. A name that would touch the one before it is only in the tooltip."""
+    """Draw a dashed line per release. A name that would overlap the one before it is only in the tooltip."""
     parts: list[str] = []
     free = 0.0
     for mark in sorted(marks, key=lambda mark: mark.t):
@@ -150,7 +150,7 @@ def _line(curve: Curve, x: Scale, y: Scale) -> str:
 
 
 def _names(curves: Sequence[Curve], x: Scale, y: Scale) -> list[str]:
-    """Each line is named at its end; names that would overlap are pushed apart downwards."""
+    """Draw each curve's name at its end. Names that would overlap are moved down."""
     parts: list[str] = []
     free = -math.inf
     for curve in sorted(curves, key=lambda curve: y(curve.points[-1].mean)):
@@ -168,4 +168,4 @@ def _class(curve: Curve) -> str:
     return f"arm-{kind}" if kind in ("live", "control", "canary") else "arm-other"
 
 
-_COMPARED = {"dials": "live", "holdout": "control"}  # drawn as the arm of that role is
+_COMPARED = {"dials": "live", "holdout": "control"}  # drawn in the colours of these arms

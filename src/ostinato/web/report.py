@@ -1,4 +1,4 @@
-"""`report.html`: one run as a self-contained file without script or network: a demo's measurements, and the facts that the page shows."""
+"""`report.html`: a self-contained file without scripts, with a demo's measurements and the facts that the page shows of a run."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from ostinato.web.page.views import learning_shown, now_shown, release_shown, re
 
 
 RIGHT = 20.0
-LETTER, ROW = 7.2, 15.0  # width of a letter and height of a row of names, in pixels
+LETTER, ROW = 7.2, 15.0  # width of a letter and height of a line of text, in pixels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Dot:
-    """One policy in one family, with its place. `x` shows its share of right suggestions, or the other policy's if that is unknown."""
+    """One policy in one family, with its position. `x`: its share of right suggestions, or the other policy's if that is unknown."""
 
     family: str
     arm: str
@@ -40,7 +40,7 @@ class _Dot:
 
 
 def calibration(title: str, description: str, found: Calibration) -> str:
-    """Dots with intervals on both axes, the threshold as a vertical line, and shading where a calibrated policy would be."""
+    """Draw the calibration: dots with intervals on both axes, the threshold as a vertical line, and shading where dots should be."""
     shares = ChartAxis(ticks=(0.0, 0.25, 0.5, 0.75, 1.0))
     x, y = shares.scale(LEFT, WIDTH - RIGHT), shares.scale(HEIGHT - BOTTOM, TOP)
     dots = list(_dots(found, x, y))
@@ -59,7 +59,7 @@ def calibration(title: str, description: str, found: Calibration) -> str:
 
 
 def _dots(found: Calibration, x: Scale, y: Scale) -> Iterator[_Dot]:
-    """A policy with too few suggestions is placed at the other policy's share of right ones."""
+    """Yield the dots. A policy with too few suggestions is placed at the other policy's share of right ones."""
     for family in found.families:
         for arm, shares, other in (("control", family.before, family.after), ("live", family.after, family.before)):
             right = shares.accepted or other.accepted
@@ -89,12 +89,12 @@ def _circle(dot: _Dot) -> str:
 
 
 def in_percent(share: OutcomeShare | None) -> str:
-    """A share with its interval. Example: ``"41.2% (30.1 to 53.0)"``"""
+    """Format a share with its interval. Example: ``"41.2% (30.1 to 53.0)"``"""
     return "-" if share is None else f"{100 * share.mean:.1f}% ({100 * share.lower:.1f} to {100 * share.upper:.1f})"
 
 
 def _names(dots: Sequence[_Dot]) -> list[str]:
-    """Each family is named under its dot, or above a dot in the lower half, as near as the other names allow."""
+    """Draw each family's name below its dot, or above it in the lower half, as near as possible without overlaps."""
     placed: list[tuple[float, float, float]] = []  # middle, baseline, half the width
     for dot in sorted(dots, key=lambda dot: dot.x):
         half = LETTER * len(dot.family) / 2
@@ -117,7 +117,7 @@ def _names(dots: Sequence[_Dot]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportFacts:
-    """The facts that the page shows of a run, at one moment. `details` are the newest releases, each with its evidence."""
+    """The facts that the page shows of a run, at one moment. `details`: the newest releases with their evidence."""
 
     run: RunNow
     releases: ReleaseList
@@ -128,7 +128,7 @@ class ReportFacts:
 
 
 def render(measured: Mapping[str, Any] | RunReport | None, recorded: ReportFacts | None = None) -> str:
-    """The whole file: a demo's measurements, if there are any, and then the facts that the page shows of the run.
+    """Render the whole file: a demo's measurements, if there are any, and the facts that the page shows of the run.
 
     Raises:
         pydantic.ValidationError: the mapping does not have the shape of `RunReport`.
@@ -138,29 +138,29 @@ def render(measured: Mapping[str, Any] | RunReport | None, recorded: ReportFacts
     facts: dict[str, Any] = {
         "style": Markup(files.text("page.css")),
         "demo": demo,
-        "measured": Markup("" if demo is None else _measured(demo)),
+        "measured": Markup("" if demo is None else _demo_sections(demo)),
         "recorded": recorded,
         "visitor": Visitor(tenant=None, operator=False),
     }
     if recorded is not None:
-        facts |= _shown(recorded)
+        facts |= _context(recorded)
     page = Templates(files).render("report.html", facts)
     return _without_links(
-        page, frozenset() if recorded is None else frozenset(_place(each) for each in recorded.details)
+        page, frozenset() if recorded is None else frozenset(_anchor(each) for each in recorded.details)
     )
 
 
-def _shown(recorded: ReportFacts) -> Mapping[str, Any]:
-    """The facts of each part, under the names that its template uses."""
+def _context(recorded: ReportFacts) -> Mapping[str, Any]:
+    """Return the context of each part, under the names that its template uses."""
     return {
         "now": {"run": recorded.run, "state": state_of(recorded.run), **now_shown(recorded.run)},
         "releases": releases_shown(recorded.releases),
-        "details": [{"place": _place(each), **release_shown(each)} for each in recorded.details],
+        "details": [{"place": _anchor(each), **release_shown(each)} for each in recorded.details],
         "learning": learning_shown(recorded.learning),
     }
 
 
-def _place(found: ReleaseDetail) -> str:
+def _anchor(found: ReleaseDetail) -> str:
     return found.line.policy.hash[:16]
 
 
@@ -168,11 +168,11 @@ _LINK = re.compile(r' href="/(releases/([0-9a-f]+))?[^"]*"')
 
 
 def _without_links(page: str, places: frozenset[str]) -> str:
-    """Turn links between the page's parts into anchors of this file, or into text. People's words are escaped, so they hold no quotes."""
+    """Turn the page's links into anchors of this file, or remove them. Safe, since people's text is escaped and contains no quotes."""
     return _LINK.sub(lambda found: f' href="#v-{found[2]}"' if found[2] in places else "", page)
 
 
-def _measured(run: RunReport) -> str:
+def _demo_sections(run: RunReport) -> str:
     sections = [
         _summary(run),
         _arms_over_time(run, run.suggested, "Share of requests for which something was suggested", "Suggested")

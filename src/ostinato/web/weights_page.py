@@ -1,4 +1,4 @@
-"""The page of `ostinato weights diff --html`: layers by kinds of tensor, one cell each, darker where more changed. Pure."""
+"""The page of `ostinato weights diff --html`: a heat map of changed elements, kinds of tensors by layers. Pure."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class Row:
 
 
 def shade(share: float, most: float) -> float:
-    """How dark a share of changed elements is drawn, 0 to 1: logarithmic over three decades below `most`, so that small ones show, too."""
+    """Return the shade of a share of changed elements, 0 to 1: logarithmic over three decades below `most`, so small shares show too."""
     if share <= 0 or most <= 0:
         return 0.0
     return max(0.08, min(1.0, 1 + math.log10(share / most) / 3))
 
 
 def render(title: str, lead: str, rows: Sequence[Row]) -> str:
-    """The whole page, self-contained: no script, no network."""
+    """Return the whole page, self-contained, without scripts."""
     layers = sorted({row.layer for row in rows if row.layer is not None})
     inside, outside = [row for row in rows if row.layer is not None], [row for row in rows if row.layer is None]
     parts = [

@@ -45,7 +45,7 @@ from ostinato.launch.commands.weights import find_version
 from ostinato.launch.placing.heartbeat import Heartbeat
 from ostinato.launch.workers.release import _judge
 from ostinato.launch.workers.train import TrainWorker
-from ostinato.launch.workers.worker_main import Life
+from ostinato.launch.workers.worker_main import WorkerContext
 from ostinato.loop import Learner
 from ostinato.record.keys import rekey
 from ostinato.record.roles import hold
@@ -737,7 +737,7 @@ async def test_the_release_worker_tells_it(tmp_path, monkeypatch):
     monkeypatch.setattr(branches, "_WATCH_S", 0.001)
     config = settings(tmp_path)
     (v0,) = await publish(open_store(config), 1)
-    life = Life(stopping=asyncio.Event(), pulse=Heartbeat())
+    life = WorkerContext(stopping=asyncio.Event(), pulse=Heartbeat())
     with open_log(config) as log, open_run(branch_config(config, "acme")) as run:
         await log.append(turn("bolt-0", "bolt", Arm.LIVE))
         await run.store.move_ref("live", None, v0.hash)

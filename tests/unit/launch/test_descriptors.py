@@ -23,6 +23,6 @@ def test_the_limit_is_raised_and_four_fifths_of_it_are_for_connections(limits):
 
 
 def test_a_limit_that_is_higher_still_is_left_alone(limits, monkeypatch):
-    monkeypatch.setattr("ostinato.launch.workers.serve._MOST", 100)
+    monkeypatch.setattr("ostinato.launch.workers.serve._MAX_OPEN_FILES", 100)
     assert room_for_connections() == 80
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == limits

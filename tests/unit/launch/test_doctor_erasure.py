@@ -21,9 +21,9 @@ def test_without_encryption_nobody_can_be_forgotten(tmp_path):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ((), "whoever is forgotten can be replayed out"),
+        ((), "a replay can erase anybody from the weights"),
         (("learn.checkpoint_ladder=6", "learn.checkpoint_every=5"), "up to 320 steps"),
-        (("record.retain_days=30",), "warning: record.retain_days = 30: once rows are dropped, nobody can be"),
+        (("record.retain_days=30",), "warning: record.retain_days = 30: once rows are dropped, no replay can"),
     ],
 )
 def test_the_settings_decide_what_a_replay_can_promise(tmp_path, given, said):

@@ -10,7 +10,7 @@ from tests.virtual_time import in_virtual_time
 
 from ostinato.core.errors import Unavailable
 from ostinato.launch.workers import serve
-from ostinato.launch.workers.serve import EngineDied, attend, tell_reader
+from ostinato.launch.workers.serve import EngineDied, watch_engine, watch_reader
 
 
 class Engine:
@@ -28,12 +28,12 @@ class Engine:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(serve, "_LOOK_S", 0.01)
+    monkeypatch.setattr(serve, "_POLL_S", 0.01)
 
 
 async def test_a_dead_engine_is_the_workers_failure():
     with pytest.raises(EngineDied, match="its thread is gone"):
-        await attend(Engine({"steps": 1.0}, Unavailable("its thread is gone")), 60.0)
+        await watch_engine(Engine({"steps": 1.0}, Unavailable("its thread is gone")), 60.0)
 
 
 @pytest.mark.parametrize("busy", [{"running": 1.0}, {"waiting": 2.0}, {"orders_open": 1.0}])
@@ -41,7 +41,7 @@ async def test_a_dead_engine_is_the_workers_failure():
 async def test_an_engine_that_ends_nothing_with_work_waiting_hangs(busy):
     with pytest.raises(EngineDied, match="has finished no step or command for"):
         async with asyncio.timeout(PATIENT_S):
-            await attend(Engine({"steps": 5.0, **busy}), 0.1)
+            await watch_engine(Engine({"steps": 5.0, **busy}), 0.1)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ async def test_an_engine_that_ends_nothing_with_work_waiting_hangs(busy):
 async def test_one_that_is_idle_or_ends_what_it_does_goes_on(stats):
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.5):
-            await attend(Engine(*stats), 0.1)
+            await watch_engine(Engine(*stats), 0.1)
 
 
 @in_virtual_time
@@ -68,7 +68,7 @@ async def test_where_the_whole_process_stood_still_the_engine_did_not_hang():
     steps = [{"steps": 5.0, "running": 1.0}] * 9 + [{"steps": float(step), "running": 1.0} for step in range(6, 10_000)]
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(600.5):
-            await attend(Engine(*steps), 0.1)
+            await watch_engine(Engine(*steps), 0.1)
 
 
 async def test_an_earlier_workers_alarm_stands_until_a_long_request_was_read(monkeypatch):
@@ -94,5 +94,5 @@ async def test_an_earlier_workers_alarm_stands_until_a_long_request_was_read(mon
     reader = Reader()
     monkeypatch.setattr(serve, "note", note)
     with pytest.raises(asyncio.CancelledError):
-        await tell_reader(reader, None)
+        await watch_reader(reader, None)
     assert told == [("serve:reader", False, 5), ("serve:reader", True, 9)]

@@ -18,7 +18,7 @@ from ostinato.core.weights import WeightArray
 from ostinato.launch.placing.heartbeat import Heartbeat
 from ostinato.launch.workers import housekeeping
 from ostinato.launch.workers.housekeeping import Rounds, remove_leftovers
-from ostinato.launch.workers.worker_main import Life
+from ostinato.launch.workers.worker_main import WorkerContext
 from ostinato.reward.log_fold import LedgerFollower
 from ostinato.status.progress_lines import last_lines
 from ostinato.status.summary import FOLD, keep, summarise
@@ -52,7 +52,7 @@ def run(settings):
 
 @pytest.fixture
 def life():
-    return Life(stopping=asyncio.Event(), pulse=Heartbeat())
+    return WorkerContext(stopping=asyncio.Event(), pulse=Heartbeat())
 
 
 class Busy:

@@ -16,7 +16,7 @@ from ostinato.config import load
 from ostinato.core.errors import Conflict, LeaseLost, Unavailable
 from ostinato.launch.placing.heartbeat import Heartbeat
 from ostinato.launch.workers.shutdown import Stopped
-from ostinato.launch.workers.worker_main import Life, act
+from ostinato.launch.workers.worker_main import WorkerContext, run_in_role
 from ostinato.weights.version.content import hash_of
 
 ONE, TWO = hash_of(b"1"), hash_of(b"2")
@@ -37,7 +37,7 @@ def hosts(in_postgres, tmp_path):
 
 
 def life():
-    return Life(stopping=asyncio.Event(), pulse=Heartbeat())
+    return WorkerContext(stopping=asyncio.Event(), pulse=Heartbeat())
 
 
 class Work:
@@ -65,21 +65,21 @@ async def stopped(task, told):
 async def test_on_one_machine_a_second_worker_is_refused(tmp_path):
     config = load(None, [f"run.directory='{tmp_path}'"])
     first, at_work = Work(), life()
-    task = asyncio.create_task(act(config, at_work, "train", first))
+    task = asyncio.create_task(run_in_role(config, at_work, "train", first))
     await first.began.wait()
     assert first.run.log is not None
     with pytest.raises(Conflict, match="another train process"):
-        await act(config, life(), "train", Work())
+        await run_in_role(config, life(), "train", Work())
     await stopped(task, at_work)
     assert first.ended
 
 
 async def test_the_reserve_of_another_host_waits_takes_over_and_the_first_ends_without_a_trace(hosts):
     first, second, lives = Work(), Work(), (life(), life())
-    tasks = [asyncio.create_task(act(hosts[0], lives[0], "release", first))]
+    tasks = [asyncio.create_task(run_in_role(hosts[0], lives[0], "release", first))]
     await first.began.wait()
     await first.run.store.move_ref("live", None, ONE)
-    tasks.append(asyncio.create_task(act(hosts[1], lives[1], "release", second)))
+    tasks.append(asyncio.create_task(run_in_role(hosts[1], lives[1], "release", second)))
     while not lives[1].pulse.sign().doing.startswith("in reserve: another release process (process "):
         await asyncio.sleep(0.02)
     assert not second.began.is_set()
@@ -108,14 +108,14 @@ async def test_a_reserve_that_is_told_to_end_ends(hosts):
         waiting = life()
         asyncio.get_running_loop().call_later(0.3, waiting.stopping.set)
         with pytest.raises(Stopped):
-            await act(hosts[1], waiting, "train", Work())
+            await run_in_role(hosts[1], waiting, "train", Work())
 
 
 async def test_who_ends_lets_the_reserve_in_at_once(hosts):
     first, second, lives = Work(), Work(), (life(), life())
-    one = asyncio.create_task(act(hosts[0], lives[0], "housekeeping", first))
+    one = asyncio.create_task(run_in_role(hosts[0], lives[0], "housekeeping", first))
     await first.began.wait()
-    two = asyncio.create_task(act(hosts[1], lives[1], "housekeeping", second))
+    two = asyncio.create_task(run_in_role(hosts[1], lives[1], "housekeeping", second))
     await stopped(one, lives[0])
     await second.began.wait()
     await stopped(two, lives[1])
@@ -157,7 +157,7 @@ class Counts:
 async def test_a_worker_waits_for_a_server_that_is_away_for_longer_than_an_append_may_take(own_server, role):
     server, config = own_server
     work, at_work = Counts(), life()
-    task = asyncio.create_task(act(config, at_work, role, work))
+    task = asyncio.create_task(run_in_role(config, at_work, role, work))
     await work.goes_on()
     await asyncio.to_thread(server.stop)
     async with asyncio.timeout(PATIENT_S):
@@ -182,8 +182,8 @@ async def test_a_worker_waits_no_longer_than_it_may_and_one_without_patience_not
     hasty = config.model_copy(update={"record": config.record.model_copy(update={"away_s": 2.0})})
     began = {"train": Counts(), "release": Counts()}
     tasks = [
-        asyncio.create_task(act(hasty, life(), "train", began["train"])),
-        asyncio.create_task(act(config, life(), "release", began["release"], patient=False)),
+        asyncio.create_task(run_in_role(hasty, life(), "train", began["train"])),
+        asyncio.create_task(run_in_role(config, life(), "release", began["release"], patient=False)),
     ]
     for each in began.values():
         await each.goes_on()

@@ -67,7 +67,7 @@ ROWS = (
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numbers, "wall_clock", lambda: NOW)
-    monkeypatch.setattr(numbers, "_LEARNING_S", 0.01)
+    monkeypatch.setattr(numbers, "_LEARNING_POLL_S", 0.01)
 
 
 async def until(true) -> None:

@@ -83,7 +83,7 @@ def test_a_disk_that_cannot_be_asked_costs_its_own_number_alone(board: Path, mon
 
 
 async def test_an_alarm_is_a_metric_while_it_stands(board: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(numbers, "_LOOK_S", 0.01)
+    monkeypatch.setattr(numbers, "_ALARM_POLL_S", 0.01)
     of = RunNumbers(board)
 
     async def until(names: set[str]) -> None:

@@ -18,7 +18,7 @@ MOST = 100_000
 HEAD = f"""
 import asyncio, os, subprocess, sys, threading, time
 from ostinato.launch.placing import process
-from ostinato.launch.workers.worker_main import live as living
+from ostinato.launch.workers.worker_main import run_process as living
 process.LOOK_S = 0.02
 def live(work):
     living(work, output_bytes={MOST})

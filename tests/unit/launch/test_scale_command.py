@@ -9,7 +9,7 @@ from ostinato.app.storage import home
 from ostinato.config import load
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, BadRequest, NotFound
-from ostinato.launch.commands.compute import read_wish, scale_rollouts, write_wish
+from ostinato.launch.commands.compute import read_requested, scale_rollouts, write_requested
 from ostinato.launch.commands.crew import supervised
 from ostinato.launch.commands.up import check_placeable
 from ostinato.launch.placing.supervision import Supervisor
@@ -32,10 +32,10 @@ def up(tmp_path, *names, at=None, node=""):
 def test_a_wish_is_written_for_a_run_that_is_up_on_ray(tmp_path):
     config = configured(tmp_path)
     up(tmp_path, "serve", "rollout")
-    write_wish(home(config).scale, 1)
+    write_requested(home(config).scale, 1)
     console = Console(record=True, width=200)
     scale_rollouts(config, 4, console)
-    assert read_wish(home(config).scale) == 4
+    assert read_requested(home(config).scale) == 4
     assert "1 now, 4 wanted" in console.export_text()
 
 
@@ -59,7 +59,7 @@ def test_a_run_of_one_machine_or_one_that_learns_from_people_has_nothing_to_scal
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"rollout": -1}', '{"rollout": "4"}', '{"rollout": 1e9}', "\0"])
 def test_a_wish_that_nobody_can_read_is_none(tmp_path, text):
     (tmp_path / "scale.json").write_text(text)
-    assert read_wish(tmp_path / "scale.json") is None
+    assert read_requested(tmp_path / "scale.json") is None
 
 
 @pytest.mark.parametrize(
@@ -94,12 +94,12 @@ def test_on_another_node_than_ups_there_is_nothing_to_ask_for(tmp_path):
     up(tmp_path, "serve", "rollout", node="10.0.0.7")
     with pytest.raises(BadRequest, match="runs on another machine"):
         scale_rollouts(config, 4, Console())
-    write_wish(home(config).scale, 1)
+    write_requested(home(config).scale, 1)
     scale_rollouts(config, 4, Console())
 
 
 async def test_a_wish_that_a_killed_run_left_is_none_of_the_next_one(tmp_path):
     place = home(configured(tmp_path))
-    write_wish(place.scale, 4)
+    write_requested(place.scale, 4)
     async with supervised(place, Supervisor([], configured(tmp_path).supervise, lambda *_: None), "", lambda: None):
         assert not place.scale.exists()

@@ -18,7 +18,7 @@ from ostinato.core.places import ensure_writable
 from ostinato.launch.placing import process, warm
 from ostinato.launch.placing.process import THREADS, WorkerProcess
 from ostinato.launch.placing.supervision import Supervisor
-from ostinato.launch.placing.warm import OFF, ForkedWorker, WarmProcess, forked_workers, possible
+from ostinato.launch.placing.warm import NO_FORKS, ForkedWorker, WarmProcess, forked_workers, possible
 from ostinato.placing_config import SuperviseConfig
 
 PROGRAM = """
@@ -69,7 +69,9 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "ours.py").write_text(LIBRARY)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
-    monkeypatch.setattr(warm, "OWN", warm.OWN | {"PYTEST_CURRENT_TEST"})  # which pytest changes within a test
+    monkeypatch.setattr(
+        warm, "PER_WORKER", warm.PER_WORKER | {"PYTEST_CURRENT_TEST"}
+    )  # which pytest changes within a test
     return tmp_path
 
 
@@ -451,10 +453,10 @@ def test_it_is_left_alone_by_a_ctrl_c_at_the_terminal(warmed):
 
 def test_it_can_be_switched_off_and_leaves_other_ways_to_start_alone(monkeypatch):
     assert possible() == (sys.platform == "linux")
-    monkeypatch.setenv(OFF, "1")
+    monkeypatch.setenv(NO_FORKS, "1")
     with forked_workers(pytest.fail):
         assert process.spawn is asyncio.create_subprocess_exec
-    monkeypatch.delenv(OFF)
+    monkeypatch.delenv(NO_FORKS)
 
     async def another(*_, **__): ...
 

@@ -12,7 +12,7 @@ from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import PolicyVersion
 from ostinato.core.weights import Snapshot, WeightArray
 from ostinato.launch.workers import serve as module
-from ostinato.launch.workers.serve import WeightLoader, follow_trial, tell_reader
+from ostinato.launch.workers.serve import WeightLoader, follow_trial, watch_reader
 from ostinato.testing.log import MemoryLog
 from ostinato.weights.config import FollowerConfig
 from ostinato.weights.follow.follower import Follower
@@ -66,7 +66,7 @@ class World:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(module, "_LOOK_S", 0.01)
+    monkeypatch.setattr(module, "_POLL_S", 0.01)
     monkeypatch.setattr(module, "settle", lambda: None)
 
 
@@ -194,7 +194,7 @@ async def test_a_damaged_log_ends_neither_the_word_about_long_requests_nor_who_i
         return SimpleNamespace(dealt=lambda verified: verified)
 
     reader = SimpleNamespace(failures=1, trouble="it was killed", answers=0)
-    telling = asyncio.create_task(tell_reader(reader, log))
+    telling = asyncio.create_task(watch_reader(reader, log))
     dealing = asyncio.create_task(
         follow_trial(SimpleNamespace(refresh=refreshed), SimpleNamespace(deal=dealt.append), 0.5)
     )

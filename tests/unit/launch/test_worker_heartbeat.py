@@ -28,7 +28,7 @@ from ostinato.testing.records import a_sample, a_turn
 
 async def test_what_the_loop_does_while_it_stands_still_is_written_down_once(monkeypatch, capfd):
     monkeypatch.setattr(pulsing, "BEAT_S", 0.01)
-    monkeypatch.setattr(pulsing, "STILL_S", 0.2)
+    monkeypatch.setattr(pulsing, "STALL_S", 0.2)
     lags, dumps = [], []
 
     def dump():
@@ -44,7 +44,7 @@ async def test_what_the_loop_does_while_it_stands_still_is_written_down_once(mon
         assert len(lags) == 1
         assert lags[0] >= 0.2
         assert "in the_culprit" in capfd.readouterr().err
-        while (before := len(dumps)) and sender._told:  # a machine that pauses meanwhile is one more that stood still
+        while (before := len(dumps)) and sender._dumped:  # a machine that pauses meanwhile is one more that stood still
             await asyncio.sleep(0.01)
         the_culprit(lambda: None, dumps, before)
         assert len(lags) == before + 1
@@ -60,7 +60,7 @@ async def test_where_the_whole_process_stood_still_the_loop_did_not(monkeypatch)
 
     def sleep(_):
         time.sleep(0.01)
-        if not sender._asked and len(freezes) < 3:
+        if not sender._probe_pending and len(freezes) < 3:
             ahead[0] += 60.0
             freezes.append(True)
 

@@ -21,7 +21,7 @@ from ostinato.launch.workers.shutdown import Stopped, unless
 HEAD = """
 import asyncio, sys, threading, time
 from ostinato.core.errors import BadConfig, BadWeights, Conflict, StorageFull, Unauthorized, Unavailable
-from ostinato.launch.workers.worker_main import live
+from ostinato.launch.workers.worker_main import run_process
 from ostinato.launch.workers.shutdown import unless
 """
 
@@ -74,7 +74,7 @@ async def test_it_says_what_it_does_and_ends_when_told_to(tmp_path):
         life.pulse.begin("loading", 60.0)
         life.pulse.trouble = lambda: "the bucket is away"
         await life.stopping.wait()
-    live(work)
+    run_process(work)
     """
     async with started(tmp_path, text) as worker:
         await heard(worker, "loading")
@@ -98,7 +98,7 @@ async def test_it_says_why_it_fails(tmp_path, raised, code, failed, certain):
     async def work(life):
         life.pulse.begin("trying")
         raise {raised}
-    live(work)
+    run_process(work)
     """
     async with started(tmp_path, text) as worker:
         assert await worker.ended() == code
@@ -119,7 +119,7 @@ async def test_a_lack_of_memory_is_named_with_what_there_is(tmp_path, limited):
     async def work(life):
         life.pulse.begin("taking step 3")
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 538060032 bytes")
-    live(work)
+    run_process(work)
     """
     async with started(tmp_path, text) as worker:
         assert await worker.ended() == 2
@@ -145,7 +145,7 @@ async def test_it_says_why_it_fails_where_the_disk_takes_no_line_of_its_output(r
     text = f"""
     async def work(life):
         raise {raised}
-    live(work)
+    run_process(work)
     """
     worker = WorkerProcess("one", program(text), Path("/dev/full"))
     await worker.start()
@@ -159,7 +159,7 @@ async def test_told_to_end_it_waits_for_no_thread_that_computes(tmp_path):
     async def work(life):
         life.pulse.begin("taking a step")
         await unless(life.stopping, asyncio.to_thread(time.sleep, 300))
-    live(work)
+    run_process(work)
     """
     async with started(tmp_path, text) as worker:
         await heard(worker, "taking a step")
@@ -174,7 +174,7 @@ async def test_a_loop_that_stands_still_is_seen_from_outside(tmp_path):
         life.pulse.begin("serving")
         await asyncio.sleep(1.5)
         time.sleep(300)
-    live(work)
+    run_process(work)
     """
     async with started(tmp_path, text) as worker:
         await heard(worker, "serving")
@@ -190,7 +190,7 @@ def test_it_dies_with_its_supervisor_even_while_it_is_stopped_itself(tmp_path):
         async def work(life):
             print(__import__("os").getpid(), flush=True)
             await life.stopping.wait()
-        live(work)
+        run_process(work)
         """
     )
     supervisor = textwrap.dedent(
@@ -221,7 +221,9 @@ def test_it_dies_with_its_supervisor_even_while_it_is_stopped_itself(tmp_path):
 def test_where_the_kernel_does_not_help_the_worker_notices_by_itself(tmp_path):
     worker = (
         "from ostinato.launch.workers import worker_main as life\nlife.die_with_parent = lambda: None\n"
-        + HEAD.replace("from ostinato.launch.workers.worker_main import live\n", "live = life.live\n")
+        + HEAD.replace(
+            "from ostinato.launch.workers.worker_main import run_process\n", "run_process = life.run_process\n"
+        )
     )
     worker += textwrap.dedent(
         """
@@ -229,7 +231,7 @@ def test_where_the_kernel_does_not_help_the_worker_notices_by_itself(tmp_path):
             print(__import__("os").getpid(), flush=True)
             await life.stopping.wait()
             print("ended by itself", flush=True)
-        live(work)
+        run_process(work)
         """
     )
     supervisor = textwrap.dedent(
@@ -260,7 +262,7 @@ async def test_the_trainer_goes_before_the_gateway_when_memory_is_short(tmp_path
     text = """
     async def work(life):
         print("score", open("/proc/self/oom_score_adj").read().strip(), flush=True)
-    live(work, expendable=500)
+    run_process(work, expendable=500)
     """
     async with started(tmp_path, text) as worker:
         assert await worker.ended() == 0
@@ -271,7 +273,7 @@ def test_started_by_hand_it_prints_its_error_and_ends_with_the_same_code(tmp_pat
     text = """
     async def work(life):
         raise BadConfig("no such [model]")
-    live(work)
+    run_process(work)
     """
     environment = {key: value for key, value in os.environ.items() if not key.startswith("OSTINATO_")}
     done = subprocess.run(

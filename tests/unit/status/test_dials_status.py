@@ -144,9 +144,9 @@ async def test_a_basis_that_is_not_used_is_told_again_while_the_gateway_writes_o
             if len(seen) == 30:
                 raise asyncio.CancelledError
 
-    monkeypatch.setattr(serve_worker, "_SPREAD_S", 0.0)
+    monkeypatch.setattr(serve_worker, "_DIALS_POLL_S", 0.0)
     with pytest.raises(asyncio.CancelledError):
-        await serve_worker.tell_dials(Adaptation(), progress)
+        await serve_worker.record_dials(Adaptation(), progress)
     assert seen == [frozenset({WEIGHTS})] * 24 + [frozenset()] * 6
 
 

@@ -14,7 +14,7 @@ from ostinato.core.errors import BadRequest, NotFound
 from ostinato.core.records import Arm, Batch, Pick, PolicyVersion, ReleaseEvent, Reward, Span
 from ostinato.launch.commands.release import find_release, show_release
 from ostinato.launch.commands.report import write_report
-from ostinato.launch.views.page import copy, looking
+from ostinato.launch.views.page import copy_index, open_facts
 from ostinato.launch.views.screen import run_option
 from ostinato.status.log_index import PageIndex
 from ostinato.status.release_evidence import Stretch, counted, last_report, same_prompts, trial_looks
@@ -307,15 +307,15 @@ async def test_the_command_line_answers_as_the_page_does(seen):
 async def test_a_look_from_the_command_line_starts_from_the_gateways_index_and_leaves_it_alone(seen, tmp_path):
     await fill(seen)
     index = seen.run.home.folds / INDEX
-    copy(index, tmp_path / INDEX)
+    copy_index(index, tmp_path / INDEX)
     assert PageIndex(tmp_path / INDEX, words=True).cursors() == PageIndex(index, words=True).cursors()
     await seen.run.log.append(an_event(8, "shipped", PolicyVersion(number=18, hash="18" * 32), NEW))
-    async with looking(seen.run, turns_s=0.0) as facts:
+    async with open_facts(seen.run, turns_s=0.0) as facts:
         assert (await facts.releases(None)).live.number == 18
     assert (await seen.facts.releases(None)).live == NEW
-    copy(tmp_path / "none", tmp_path / "nothing")
+    copy_index(tmp_path / "none", tmp_path / "nothing")
     (tmp_path / "damaged").write_bytes(b"no database at all" * 500)
-    copy(tmp_path / "damaged", tmp_path / "nothing")
+    copy_index(tmp_path / "damaged", tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
 
 

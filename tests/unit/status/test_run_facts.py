@@ -18,7 +18,7 @@ from ostinato.core.errors import Conflict, NotFound, Unavailable
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, ReleaseEvent, Reward
 from ostinato.launch.commands.release import accept_alarm, show_alarms
-from ostinato.launch.views.page import RunActs
+from ostinato.launch.views.page import RunActions
 from ostinato.launch.views.screen import arms_table
 from ostinato.status.index_queries import IndexQueries, TurnQuery
 from ostinato.status.release_evidence import carried
@@ -185,7 +185,7 @@ async def test_a_turn_that_is_not_in_the_index_yet_is_shown_all_the_same(seen):
 
 async def test_ship_and_rollback_are_the_command_lines_and_expect_what_was_seen(seen):
     zero, one = await seen.publish(0, "live"), await seen.publish(1)
-    acts = RunActs(seen.run)
+    acts = RunActions(seen.run)
     await seen.fill(ReleaseEvent(id="0", action="shipped", policy=zero, previous=None, reason="", detail={}, at=1.0))
     with pytest.raises(Conflict, match="is live now, which is not what the page showed"):
         await acts.ship(one.hash, one.hash, "why", "ann")
@@ -205,7 +205,7 @@ async def test_ship_and_rollback_are_the_command_lines_and_expect_what_was_seen(
 
 async def test_a_rollback_from_the_page_takes_back_what_was_seen_and_nothing_that_went_live_since(seen, monkeypatch):
     zero, one = await seen.publish(0, "live"), await seen.publish(1)
-    acts = RunActs(seen.run)
+    acts = RunActions(seen.run)
     look, looked = acts._releases, asyncio.Event()
 
     async def releases(expected):
@@ -238,7 +238,7 @@ async def test_a_rollback_from_the_page_takes_back_what_was_seen_and_nothing_tha
 
 async def test_what_waits_is_approved_or_refused_from_the_page_and_expects_what_was_seen(seen):
     zero, one, two = await seen.publish(0, "live"), await seen.publish(1), await seen.publish(2)
-    acts = RunActs(seen.run)
+    acts = RunActions(seen.run)
 
     def event(number, action, policy):
         return ReleaseEvent(
@@ -404,7 +404,7 @@ async def test_an_alarm_is_shown_with_its_turns_and_a_person_ends_it(seen):
     assert "example turns: a:0, gone:0" in console.file.getvalue()
     assert "ostinato alarms accept monitor:edit" in console.file.getvalue()
     with pytest.raises(Conflict, match="anew"):
-        await RunActs(seen.run).accept("monitor:edit", "m:0", "wanted", "ann")
+        await RunActions(seen.run).accept("monitor:edit", "m:0", "wanted", "ann")
     await accept_alarm(seen.run.config, "monitor:edit", "wanted", "ann", console)
     await seen.fill()
     assert not (await seen.facts.alarm("monitor:edit")).line.standing

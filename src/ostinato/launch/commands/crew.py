@@ -1,4 +1,4 @@
-"""A run's workers under one supervisor: which they are, and how they are started, watched and stopped."""
+"""Launches a run's workers under one supervisor."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from ostinato.status.gateway_address import read_address
 
 WORKERS = ("serve", "train", "release", "housekeeping")
 HEAD_START_S = 15.0
-"""Of the serving worker before the others: on two cores they would start twice as slowly side by side."""
+"""Head start of the serving worker in seconds: on two cores, starting all at once would delay it by a factor of two."""
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
-    """A running crew. `url` is where the gateway will answer, empty if that depends on its node; `running` ends when the crew does;
-    `address` returns where the gateway answers now, None while it does not.
+    """A run's started workers. `url`: the gateway's future URL, empty if that depends on its node; `running`: ends when the workers do;
+    `address` returns the gateway's current URL, None while it does not answer.
     """
 
     home: Home
@@ -40,18 +40,18 @@ class Launched:
     address: Callable[[], str | None]
 
     async def during(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run `work` and return its result. Raises WorkerFailed if the front, or without one any worker, fails for good first."""
+        """Run `work` and return its result. Raises WorkerFailed if the front (without one: any worker) fails for good first."""
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait({task, self.running}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                await self.running  # raises why it ended
+                await self.running  # raises the reason
         finally:
             task.cancel()
         return await task
 
     def doing(self, worker: str) -> str:
-        """What a worker does now, in words."""
+        """Return a worker's current activity in words."""
         watched = next(each for each in self.supervisor.watched if each.worker.name == worker)
         sign = watched.worker.sign
         if not watched.worker.running:
@@ -59,19 +59,19 @@ class Launched:
         return "starting" if sign is None else sign.doing
 
     def trouble(self, worker: str) -> str:
-        """What a worker is retrying, in words; "" if nothing."""
+        """Return what a worker is retrying, in words; "" if nothing."""
         sign = next(each for each in self.supervisor.watched if each.worker.name == worker).worker.sign
         return "" if sign is None or sign.trouble is None else sign.trouble
 
 
 def workers_of(config: Config) -> tuple[str, ...]:
-    """The names of a run's workers; those of tenants' branches are called worker@tenant."""
+    """Return the names of a run's workers; those of tenants' branches are named worker@tenant."""
     own = WORKERS if config.learn.source == "people" else (*WORKERS, "rollout")
     return (*own, *(f"{worker}@{tenant}" for tenant in config.learn.tenants for worker in WORKERS if worker != "serve"))
 
 
 def crew(config: Config, listener: socket.socket, names: Sequence[str], settings: Path) -> list[WorkerProcess]:
-    """The workers of a run with these names, not started yet. The serving worker answers on `listener`. `settings`: as for `launch`."""
+    """Return a run's workers with these names, not yet started. The serving worker listens on `listener`. `settings`: as in `launch`."""
     place = home(config)
     fd = listener.fileno()
 
@@ -101,10 +101,12 @@ async def launch(
     names: Sequence[str] | None = None,
     settings: Path | None = None,
 ) -> AsyncGenerator[Launched]:
-    """A run's workers, alive inside the block and stopped after it. The caller must hold the run's `up` lock. `front`: see `Supervisor`.
-    `names`: only these workers. `settings`: the file to which their configuration is written; None: the run's own.
+    """Run a run's workers inside the block, and stop them after it. The caller must hold the run's `up` lock.
 
-    The port is bound first, and stays bound while the worker that answers on it is restarted. Raises BadConfig if it is taken.
+    `front`: see `Supervisor`; `names`: only these workers; `settings`: the file to which their configuration is written (None: the run's
+    own).
+
+    The port is bound first, and stays bound while the serving worker is restarted. Raises BadConfig if it is in use.
     """
     place = home(config)
     settings = settings or place.config
@@ -126,8 +128,8 @@ async def launch(
 async def supervised(
     place: Home, supervisor: Supervisor, url: str, address: Callable[[], str | None]
 ) -> AsyncGenerator[Launched]:
-    """A supervisor's crew, alive inside the block and stopped after it. Its state is written to the run's board."""
-    remove_address(place.address)  # of an earlier start that was killed
+    """Run a supervisor's workers inside the block, and stop them after it. Their state is written to the run's status board."""
+    remove_address(place.address)  # a killed gateway may have left it
     place.scale.unlink(missing_ok=True)
     place.admin_key()
     board = Board(place.workers, supervisor.watched)

@@ -43,8 +43,8 @@ from ostinato.worlds.sandbox import SandboxConfig, SingleRuns
 Name = Literal["copilot", "tab"]
 
 
-class _Lasting:
-    """A stream of text that loses what cannot be written, as to a closed terminal, so that the demo ends in order all the same."""
+class _LossyStream:
+    """A text stream that drops output that cannot be written, e.g. to a closed terminal, so that the demo still ends gracefully."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -63,15 +63,15 @@ class _Lasting:
 
 
 def outlast_terminal(console: Console) -> None:
-    """Have what is printed here from now on never raise OSError."""
-    console.file = cast("IO[str]", _Lasting(console.file))
+    """Make printing to the console never raise OSError from now on."""
+    console.file = cast("IO[str]", _LossyStream(console.file))
 
 
 SCENARIOS: dict[Name, Scenario] = {"copilot": Copilot(), "tab": Tab()}
 
 
 def demo_overrides(scenario: Name, seed: int, directory: Path | None) -> tuple[str, ...]:
-    """The demo's settings, as `--set` words; the command line's own settings come later and win."""
+    """Return the demo's settings as `--set` words. The command line's own settings override them."""
     shown = SCENARIOS[scenario]
     place = directory or Path("runs") / f"{shown.directory}-{seed}"
     return (
@@ -88,9 +88,9 @@ def demo_overrides(scenario: Name, seed: int, directory: Path | None) -> tuple[s
         "learn.max_lead=8",
         "train.learning_rate=3e-5",
         "evaluate.gate.margin=0.1",
-        "evaluate.gate.total_margin=0.115",  # 96 items resolve no less than 11.4 points, and the demo says so
-        "evaluate.gate.candidates_per_week=20",  # in the demo's whole life
-        "evaluate.gate.sealed_share=0.0",  # too few items to keep any back
+        "evaluate.gate.total_margin=0.115",  # 96 items cannot resolve less than 11.4 points, and the demo says so
+        "evaluate.gate.candidates_per_week=20",  # over the whole demo
+        "evaluate.gate.sealed_share=0.0",  # too few items to hold any back
         "evaluate.gate.first_draws=2",
         "evaluate.gate.max_draws=4",
         "evaluate.opinions=false",  # the simulated users state none
@@ -101,9 +101,9 @@ def demo_overrides(scenario: Name, seed: int, directory: Path | None) -> tuple[s
 
 
 async def choose(asked: Name | None, sandbox: SandboxConfig, console: Console) -> Name:
-    """The scenario to show: the one asked for, by default the copilot, or tab where the copilot's code cannot be isolated.
+    """Return the scenario to run: the requested one, otherwise the copilot, or tab if this machine cannot sandbox the copilot's code.
 
-    Raises SandboxRefused if the copilot was asked for and this machine cannot isolate its code.
+    Raises SandboxRefused if the copilot was requested and this machine cannot sandbox its code.
     """
     if asked == "tab":
         return asked
@@ -120,14 +120,14 @@ async def choose(asked: Name | None, sandbox: SandboxConfig, console: Console) -
 
 
 def check_emptied(config: Config) -> None:
-    """Raise BadConfig if the run's directory holds something that is not an earlier demo's."""
+    """Raise BadConfig if the run's directory is not empty and not an earlier demo's."""
     place = config.run.directory
     if place.exists() and not (place / DEMO_MARKER).exists() and any(not is_kept(path) for path in place.iterdir()):
         raise BadConfig(f"run.directory {place} is not empty and not an earlier demo's; give --directory another place")
 
 
 def check_servers(config: Config) -> None:
-    """Raise BadConfig if a vLLM engine has too few servers for what the demo loads at once: it would stop releasing half-way."""
+    """Raise BadConfig if a vLLM engine has fewer servers than the demo loads versions at once: its releases would get stuck."""
     needed = ["live", "control", "previous", "a candidate", *["the best"] * config.evaluate.gate.sample_best]
     wanted = len(needed) - 1 + config.engine.replicas.get("live", 1)
     if config.engine.kind == "vllm" and len(config.engine.urls) < wanted:
@@ -138,7 +138,7 @@ def check_servers(config: Config) -> None:
 
 
 def empty(place: Path) -> None:
-    """Remove what an earlier demo left, but not the locks: a process that holds a lock must not lose it."""
+    """Remove an earlier demo's files, but not the lock files: a process that holds a lock must not lose it."""
     for path in place.iterdir():
         if is_kept(path):
             continue
@@ -150,13 +150,13 @@ def empty(place: Path) -> None:
 
 
 def is_kept(path: Path) -> bool:
-    """True for what outlasts a demo: a lock file of the run, and the caches that lie here where no home can be written."""
+    """Return True for what survives a demo: the run's lock files, and the caches, which are here if the home directory is read-only."""
     return path.name in (INSIDE_RUN, PLACE) or (path.name.startswith(".") and path.name.endswith(".lock"))
 
 
 @contextlib.contextmanager
 def demo_run(config: Config, out: Path) -> Generator[None]:
-    """The run's directory, for this demo alone and without what an earlier one left; also makes `out`.
+    """Lock the run's directory for this demo, empty it, and create `out`.
 
     Raises BadConfig as `check_emptied`, Conflict if the same demo is running.
     """
@@ -198,7 +198,7 @@ async def demo(config: Config, *, scenario: Name, seed: int, minutes: float, out
 
 
 async def served(launched: Launched, status: Status, slots: tuple[str, ...]) -> str:
-    """Wait until the gateway serves these slots, and show what it is doing meanwhile. Returns its URL."""
+    """Wait until the gateway serves these slots, and show its activity meanwhile. Return its URL."""
     waiting = asyncio.ensure_future(ready(launched.home, slots))
     while not waiting.done():
         status.update(f"serve: {launched.doing('serve')}")
@@ -207,7 +207,7 @@ async def served(launched: Launched, status: Status, slots: tuple[str, ...]) -> 
 
 
 async def ready(place: Home, slots: tuple[str, ...]) -> str:
-    """Wait until the run's gateway serves these slots. Returns its URL."""
+    """Wait until the run's gateway serves these slots. Return its URL."""
     async with aiohttp.ClientSession(headers={"X-Ostinato-Key": place.admin_key()}) as session:
         while True:
             url = await await_gateway(place)
@@ -272,7 +272,7 @@ async def _run(
 
 
 async def await_feedback(config: Config, console: Console) -> None:
-    """Wait until the last answers' feedback counts."""
+    """Wait until the feedback window of the last answers has passed."""
     with console.status("waiting for the last feedback to mature"):
         await asyncio.sleep(float(config.reward.options.get("window", 30.0)) + 2.0)
 
@@ -286,7 +286,7 @@ async def traffic(
     observer: observed_run.RunObserver,
     console: Console,
 ) -> UserStats:
-    """Run the simulated users, and the screen that follows them."""
+    """Run the simulated users, and show a live screen of the run meanwhile."""
     started, told = time.monotonic(), 0.0
     working = asyncio.ensure_future(scenario.crowd(config, url, minutes * 60, seed))
     try:
@@ -306,7 +306,7 @@ async def traffic(
 
 
 def _panel(seen: observed_run.Observed, head: str, arms: RenderableType) -> RenderableType:
-    """The demo's whole screen. `arms` shows the arms as the scenario measures them."""
+    """Return the demo's whole screen. `arms` is the scenario's view of the arms."""
     parts: list[RenderableType] = [Text(head, "bold"), arms]
     if seen.steps:
         parts.append(Text("\n".join(step_line(step) for step in seen.steps[-3:]), "dim"))

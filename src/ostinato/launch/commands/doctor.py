@@ -1,4 +1,4 @@
-"""`ostinato doctor`: checks whether this machine is fit. Each failing line names its remedy."""
+"""`ostinato doctor`: checks this machine and the configuration. Each failing line names its remedy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from ostinato.status.summary import FOLD, Summary
 if TYPE_CHECKING:
     from ostinato.model.speed import SpeedChoice, Speeds
 
-_BELOW = "\n           "  # the further lines of a check
+_BREAK = "\n           "  # indents the further lines of a check
 GIB = 1 << 30
 NEEDED_GIB = 8  # two checkpoints of a 135M model, its versions and a log
 
@@ -105,7 +105,7 @@ async def _namespaces(config: Config) -> None:
 
 
 async def _missing(boxes: Backend) -> str:
-    """What a backend's isolation lacks. Raises SandboxRefused."""
+    """Return what a backend's isolation lacks. Raises SandboxRefused."""
     try:
         return "; ".join((await boxes.isolation()).missing)
     finally:
@@ -113,8 +113,8 @@ async def _missing(boxes: Backend) -> str:
 
 
 def _context(config: Config) -> str:
-    """Whether the model's context holds what agents send. Raises BadConfig if it does not hold the prompts that were served."""
-    if _elsewhere(config):
+    """Compare the model's context length with agents' prompts. Raises BadConfig if it is too short for prompts that were sent."""
+    if _must_be_downloaded(config):
         return "read at startup, once the model has been downloaded"
     from transformers import AutoConfig
 
@@ -137,27 +137,27 @@ def _context(config: Config) -> str:
     if not tight:
         return f"{served}, and windows begin with up to {max(openings):,}"
     return (
-        f"{served}{_BELOW}warning: {len(tight):,} of them began a window with {min(tight):,} tokens and more of instructions, tools and "
+        f"{served}{_BREAK}warning: {len(tight):,} of them began a window with {min(tight):,} tokens and more of instructions, tools and "
         f"summary: with a summary of up to {summary:,} they reach {trigger:,} (serve.compaction_share) again at once, and an agent may "
         "summarise after every answer and never end. Serve a model with a longer context, or give the agent fewer tools"
     )
 
 
 async def _prompts(config: Config) -> tuple[int, Sequence[int]]:
-    """The longest prompt that people's sessions had, and those with which windows began, by the status that was saved last."""
+    """Return the longest prompt of people's sessions and the lengths of those that began a window, from the last saved summary."""
     kept = await open_folds(config).load(FOLD) if Home(config.run.directory).folds.is_dir() else None
     if kept is None:
         return 0, ()
     try:
         return prompt_lengths(Summary.of(*kept).compactions)
-    except (KeyError, TypeError, ValueError):  # another version's, which is made again at the start
+    except (KeyError, TypeError, ValueError):  # saved by another version of Ostinato; rebuilt at the next start
         return 0, ()
 
 
 def _speed(config: Config) -> str:
     from ostinato.app import numerics
 
-    if _elsewhere(config):
+    if _must_be_downloaded(config):
         return "measured at startup, once the model has been downloaded"
     if numerics.trainer_backend(config).kernels == "torch":
         return "not measured for torch's kernels"
@@ -172,11 +172,11 @@ def _speed(config: Config) -> str:
         f"  {inputs} -> {outputs}, {rows:>3} rows: " + ", ".join(f"{name} {g:.3g} GFLOP/s" for name, g in of.items())
         for (inputs, outputs, rows), of in by_place.items()
     ]
-    return _BELOW.join([*lines, _threads(config, measured.value, found)])
+    return _BREAK.join([*lines, _threads(config, measured.value, found)])
 
 
 def _threads(config: Config, speeds: Speeds, found: SpeedChoice) -> str:
-    """How many threads pay, and what to set."""
+    """Return how much faster more threads are, and which setting to change."""
     from ostinato.app.numerics import engine_threads
 
     engine, trainer = engine_threads(config), config.train.threads
@@ -201,7 +201,7 @@ def _numerics(config: Config) -> str:
     from ostinato.model.kernels.cache import announced
 
     numerics.check_products(config)
-    if _elsewhere(config):
+    if _must_be_downloaded(config):
         return f"{config.model.numerics} mode; measured at startup, once the model has been downloaded"
     with announced(Console(stderr=True).print):
         mode = numerics.numerics_mode(config)
@@ -217,17 +217,17 @@ def _numerics(config: Config) -> str:
     lines = [f"{contract_in_words(engine)}; {alike}", *([str(mode)] if mode.why else [])]
     lines.append(f"self-test, {found.seconds:.1f} s, {count} thread{'s' * (count > 1)}: {held}; {_kept(examined)}")
     lines += [f"  {line}" for line in found.table]
-    lines += [] if found.exact else [_otherwise_exact(config)]
+    lines += [] if found.exact else [_exact_in_other_dtype(config)]
     if times := numerics.pace(config):
         shown = ", ".join(f"{factor:.1f}x at {numerics.streams(count)}" for count, factor in times.items())
         lines.append(
             numerics.slower(times) or f"the decoder in whole numbers against plain products, one thread: {shown}"
         )
-    return _BELOW.join(lines)
+    return _BREAK.join(lines)
 
 
-def _otherwise_exact(config: Config) -> str:
-    """Whether exact mode holds in the other dtype, for a machine on which it does not in the one used."""
+def _exact_in_other_dtype(config: Config) -> str:
+    """Return whether exact mode holds in the other dtype, for a machine on which it does not hold in the configured one."""
     import torch
 
     from ostinato.app import numerics
@@ -241,14 +241,17 @@ def _otherwise_exact(config: Config) -> str:
 
 
 def _kept(measured: Measured[Any]) -> str:
-    """Example: "measured on 2026-11-28 at 14:03, kept in ~/.cache/ostinato/machine/exact-0f3a.json"."""
+    """Return when a cached measurement was made and its file.
+
+    Example: "measured on 2026-11-28 at 14:03, kept in ~/.cache/ostinato/machine/exact-0f3a.json".
+    """
     when = time.strftime("%Y-%m-%d at %H:%M", time.localtime(measured.at))
     where = "not kept: model.cache cannot be written" if measured.file is None else f"kept in {measured.file}"
     return f"measured on {when}, {where}"
 
 
-def _elsewhere(config: Config) -> bool:
-    """True for a hub name, for which a check of this machine must not download gigabytes."""
+def _must_be_downloaded(config: Config) -> bool:
+    """Return True for a model that must be downloaded, since a check must not download gigabytes."""
     return config.model.source != "smollm2" and not Path(config.model.source).expanduser().is_dir()
 
 
@@ -297,41 +300,41 @@ def _log(config: Config) -> str:
 
 
 def _erasure(config: Config) -> str:
-    """What `ostinato forget` can promise under these settings, and in this run so far."""
+    """Return what `ostinato forget` can promise under these settings and in this run so far."""
     days, octaves = config.record.retain_days, config.learn.checkpoint_ladder
     words = f"record.encrypt is {config.record.encrypt.value!r}"
     if config.record.encrypt.value == "none":
         return f"{words}: nobody can be forgotten"
-    words += ": words can be forgotten"
-    weights = "of a person alone" if config.record.encrypt.value == "user" else "of a tenant's users together"
+    words += ": words can be erased for"
+    whose = "single people" if config.record.encrypt.value == "user" else "all users of a tenant together"
     reach = config.learn.checkpoint_every << octaves
     tail = (
         f"a replay begins at most twice as far back as their first step, up to {reach} steps (learn.checkpoint_ladder = {octaves})"
         if octaves
         else "a replay begins at the start of training, unless one of learn.keep_checkpoints is older than their first step"
     )
-    lines = [f"{words} {weights}", tail]
+    lines = [f"{words} {whose}", tail]
     dropped, first = _dropped(config)
     if dropped:
         lines.append(
-            f"warning: rows up to {dropped} were dropped, and live may rest on turns among them (steps from {first} on): nobody can be "
-            "replayed out of the weights; train again from the base, with record.retain_days unset or longer than the weights live"
+            f"warning: rows up to {dropped} were dropped, and live may be trained on turns among them (steps from {first} on): no replay "
+            "can erase anybody from the weights; train again from the base, with record.retain_days unset or longer than the weights live"
         )
     elif days is not None:
         lines.append(
-            f"warning: record.retain_days = {days:g}: once rows are dropped, nobody can be replayed out of weights that rest on them, "
-            "since credits are folded anew from the first row on; unset it, or train again from the base at least as often"
+            f"warning: record.retain_days = {days:g}: once rows are dropped, no replay can erase anybody from weights that were trained "
+            "on them, since it recomputes credits from the log's first row on; unset it, or train again from the base at least as often"
         )
     else:
-        lines.append("no row is ever dropped (record.retain_days): whoever is forgotten can be replayed out")
-    return _BELOW.join(lines)
+        lines.append("no row is ever dropped (record.retain_days): a replay can erase anybody from the weights")
+    return _BREAK.join(lines)
 
 
 def _dials(config: Config) -> str:
-    """Whose answers lean, by these settings. Raises BadConfig if nobody's can."""
+    """Return whose answers are steered by dials under these settings. Raises BadConfig if nobody's can be."""
     adapt = config.adapt
     if adapt.mode == "off":
-        return _BELOW.join(["off: answers lean to nobody (adapt.mode)", *_approved(config)])
+        return _BREAK.join(["off: answers lean to nobody (adapt.mode)", *_approved(config)])
     if adapt.users == "verified" and not config.serve.user_keys:
         raise BadConfig(
             "adapt.users is 'verified' and serve.user_keys is empty, so nobody has dials: set serve.user_keys and send "
@@ -344,7 +347,7 @@ def _dials(config: Config) -> str:
         told.append(private)
     if config.engine.kind != "embedded":
         told.append("vLLM leans whole answers by a bias, none with tools, and ratings of them teach no dial")
-    return _BELOW.join(told)
+    return _BREAK.join(told)
 
 
 def _has_log(config: Config) -> bool:
@@ -352,7 +355,7 @@ def _has_log(config: Config) -> bool:
 
 
 def _rows(config: Config, kind: type[R]) -> list[R]:
-    """The log's rows of a kind, oldest first."""
+    """Return the log's rows of a kind, oldest first."""
 
     async def read() -> list[R]:
         with open_log(config) as log:
@@ -366,7 +369,7 @@ def _live(config: Config) -> PolicyVersion | None:
 
 
 def _basis(config: Config) -> str:
-    """Whether the live version has a basis of dials, with the remedy if it has none."""
+    """Return whether the live version has a basis of dials, with the remedy if it has none."""
     after, live = "run `ostinato adapt fit` after the start and after each release", _live(config)
     if live is None:
         return after
@@ -380,7 +383,7 @@ def _basis(config: Config) -> str:
 
 
 def _approved(config: Config) -> list[str]:
-    """Whether the live version has an approval of each style, with the remedy where it has none; nothing without styles."""
+    """Return lines on which styles are approved for the live version, with the remedy for the others; none without styles."""
     from ostinato.adapt.styles import StyleApprovals, styles_of
 
     styles = styles_of(config.adapt)
@@ -405,7 +408,7 @@ def _approved(config: Config) -> list[str]:
 
 
 def _private_priors(config: Config) -> str:
-    """What priors of dials have spent of their privacy budget; "" without one."""
+    """Return how much of their privacy budget the priors of dials have spent; "" without a budget."""
     from ostinato.adapt.privacy import PrivacyBudget
 
     if (budget := PrivacyBudget.of(config.adapt.privacy)) is None:
@@ -416,7 +419,7 @@ def _private_priors(config: Config) -> str:
 
 
 def _dropped(config: Config) -> tuple[int, int]:
-    """The place up to which this run's rows were dropped, 0 if none was, and the first recorded step."""
+    """Return the log position up to which rows were dropped (0 if none were), and the first recorded step."""
     if config.record.url or not _has_log(config):
         return 0, 0
 
@@ -470,7 +473,7 @@ CHECKS: tuple[tuple[str, Callable[[Config], str]], ...] = (
 
 
 def examine(config: Config, console: Console, *, again: bool = False) -> bool:
-    """Print one line per check; True if all passed. `again`: measure the machine anew, instead of reading what was kept."""
+    """Run all checks and print their results. Return True if all passed. `again`: repeat the measurements instead of using cached ones."""
     if again:
         forget(places(config))
     fine = True

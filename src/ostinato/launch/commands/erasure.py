@@ -1,4 +1,4 @@
-"""`ostinato forget` and the trainer: a checkpoint before turns become unreadable; with `--replay`, erasure from the weights."""
+"""The trainer's part of `ostinato forget`: a checkpoint before turns become unreadable, and with `--replay` erasure from the weights."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ from ostinato.core.records import Batch
 from ostinato.launch.views.screen import say
 from ostinato.status.progress_lines import Lines
 
-if TYPE_CHECKING:  # they bring torch
+if TYPE_CHECKING:  # they import torch
     from ostinato.app.erasure import ErasurePlan, ErasureRequest
     from ostinato.app.trainer import ModelTokens
 
 CHECKPOINT_WAIT_S = 120.0
-"""How long `ostinato forget` waits for the trainer's checkpoint by default: a trainer looks for the request between two steps."""
+"""Default timeout of `ostinato forget` for the trainer's checkpoint. The trainer checks for the request between two steps."""
 _LOOK_S = 0.1
 
 
 async def await_checkpoint(config: Config, wait_s: float) -> str:
-    """Ask the run's trainer for a checkpoint of every recorded step, and wait for it. Returns what to tell people; "" if all is well.
+    """Request a checkpoint that covers every recorded step from the run's trainer, and wait for it. Return a message, or "" if it exists.
 
-    Without one, a trainer that crashes cannot repeat the steps since its last checkpoint, and goes on from the newest published version.
+    Without one, a trainer that crashes cannot repeat the steps with erased turns since its last checkpoint, and continues from the newest
+    published version.
     """
     from ostinato.train.checkpoint import newest_step
 
@@ -45,7 +46,7 @@ async def await_checkpoint(config: Config, wait_s: float) -> str:
         return ""
     after = f"steps {newest_step(place.checkpoints) + 1} to {last} are in no checkpoint"
     then = "if they hold erased turns, the trainer goes on from the newest published version when it starts again"
-    if not await _training(config):
+    if not await _is_training(config):
         return f"no trainer is up, and {after}: {then}"
     write_atomic(place.checkpoint_wanted, f"{last} {wall_clock():.0f}\n", durable=False)
     with contextlib.suppress(TimeoutError):
@@ -58,8 +59,8 @@ async def await_checkpoint(config: Config, wait_s: float) -> str:
     return f"the trainer wrote no checkpoint within {wait_s:g} s, and {after}: {then}"
 
 
-async def _training(config: Config) -> bool:
-    """True if a process has the trainer's role now."""
+async def _is_training(config: Config) -> bool:
+    """Return True if a process has the trainer's role now."""
     try:
         tenure = await asyncio.to_thread(open_roles(config).take, "train")
     except Conflict:
@@ -74,24 +75,25 @@ async def _training(config: Config) -> bool:
 async def ask_replay(
     config: Config, tenant: str, user: str | None, upto: int, copied_upto: int, console: Console
 ) -> None:
-    """Ask the run's trainer to train again without somebody whose words are erased up to a place in the log, and every branch's to begin
-    anew if it knows them. `copied_upto`: the place in the log of the tenant's own branch.
+    """Request that the run's trainer repeat the training without somebody whose words are erased up to log position `upto`, and that every
+    branch that may know them begin anew. `copied_upto`: the position in the log of the tenant's own branch.
     """
     from ostinato.app.erasure import ErasureFiles, ErasureRequest
 
     place = Home(config.run.directory)
     ErasureFiles(place).request(ErasureRequest(tenant=tenant, user=user, upto=upto))
     when = "at its next start"
-    if await _training(config):
+    if await _is_training(config):
         when = f"as soon as its present step is done, or {when} if no checkpoint is older than their first turns"
     say(
         console,
         f"the trainer trains again without them {when}; what comes out is a candidate for the gate, and once it is live the versions and "
         f"checkpoints that knew them are deleted. Certificates: {place.erasure}",
     )
-    for branch in branches_begun(config):  # after the shared request, without which a branch would not wait
+    for branch in branches_begun(config):  # after the shared request, since otherwise a branch would not wait for it
         whose = branch.run.tenant
-        reach = copied_upto if whose == tenant else 0  # no turn of others is in its log, only in what it began with
+        # other tenants' turns are not in its log, only in its starting version
+        reach = copied_upto if whose == tenant else 0
         ErasureFiles(Home(branch.run.directory)).request(ErasureRequest(tenant=tenant, user=user, upto=reach))
         then = f"begins anew at the shared version if it may know them, and forgets what it learned from anybody: train@{whose} does it"
         if whose not in config.learn.tenants:
@@ -108,7 +110,7 @@ async def ask_replay(
 
 
 async def show_plan(config: Config, tenant: str, user: str | None, console: Console) -> None:
-    """Print what `ostinato forget --replay` would do, and change nothing. Raises NotFound, Corrupt."""
+    """Print what `ostinato forget --replay` would do (a dry run). Raises NotFound, Corrupt."""
     existing_home(config)
     from ostinato.app.erasure import ErasureFiles, ErasureRequest, find_tainted, plan_erasure
     from ostinato.app.storage import model_path
@@ -129,7 +131,7 @@ async def show_plan(config: Config, tenant: str, user: str | None, console: Cons
         start = f"checkpoint {plan.checkpoint.name}"
     lines = [
         f"{plan.erased_turns} turns are taken out; {plan.touched} of {plan.last} steps differ without them, the first is step {plan.first}",
-        f"{steps} steps are taken again, from {start}{_time(config, steps)}",
+        f"{steps} steps are taken again, from {start}{_estimated_time(config, steps)}",
         f"the result is version {plan.last + 1}, a candidate; once it or a later one is live, these are deleted: {found.line()}",
     ]
     for line in lines:
@@ -151,15 +153,15 @@ async def _show_branches(
         say(console, f"the branch of {each.run.tenant} {then}")
 
 
-def _time(config: Config, steps: int) -> str:
-    """How long so many steps take by the last ones' time; "" if none is known."""
+def _estimated_time(config: Config, steps: int) -> str:
+    """Return the estimated time of this many steps from the last steps' time; "" if none is known."""
     lines = Lines(Home(config.run.directory).progress("train")).new()
     seconds = [float(line["seconds"]) for line in lines if line["kind"] == "step" and "seconds" in line][-20:]
     return f", about {steps * sum(seconds) / len(seconds):.0f} s by the last steps' time" if seconds else ""
 
 
 def verify(config: Config, path: Path, turns: Path | None, console: Console) -> None:
-    """Check a certificate of an erasure, and that none of the turns in a file, an id a line, is behind the weights that it is about.
+    """Verify an erasure certificate, and that its weights were not trained on any of the turns in the file `turns` (one id per line).
 
     Raises Corrupt, BadConfig, NotFound.
     """

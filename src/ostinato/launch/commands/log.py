@@ -1,7 +1,6 @@
-"""`ostinato log` prints the newest rows of the append-only log, a line each; `backup`, `restore`, `rekey` and `copy` are copies of it.
+"""`ostinato log`: prints the newest rows of the log; `backup` and `restore` it, `copy` it to or from Postgres, `rekey` its encryption keys.
 
-`ostinato forget` makes somebody's words unreadable, and `ostinato consent` shows or records what a person allows. `rekey` takes another
-master key; `copy` goes to Postgres and back.
+`ostinato forget` makes somebody's words unreadable, and `ostinato consent` shows or records what a person allows.
 """
 
 from __future__ import annotations
@@ -52,14 +51,17 @@ SHOWN = 60
 
 
 def line(row: records.Row, parts: Mapping[str, float] | None = None) -> str:
-    """A row as one line of text, whatever characters its names hold; `parts` are a reward's parts, if they are known."""
+    """Return a row as one line of escaped text. `parts`: a reward's components, if they are known."""
     kind, text = _described(row)
     made = ", ".join(f"{name} {worth:+.2f}" for name, worth in (parts or {}).items())
     return f"{kind:10} " + plain(f"{text}: {made}" if made else text)
 
 
 async def parts_in(log: Log, rows: Iterable[records.Row], options: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """The parts of the rewards among these rows, by turn, where they are known, under these options of the reward function."""
+    """Return the components of the rewards among these rows as {turn: {name: value}}, where they are known.
+
+    `options`: the reward function's options.
+    """
     rewards = [row for row in rows if isinstance(row, records.Reward) and row.signals]
     turns = {turn.id: turn for turn in await log.find(records.Turn, [(row.turn,) for row in rewards])}
     named = [(turns[row.turn].tenant, id) for row in rewards if row.turn in turns for id in row.signals]
@@ -73,7 +75,7 @@ async def parts_in(log: Log, rows: Iterable[records.Row], options: Mapping[str, 
 
 
 def _described(row: records.Row) -> tuple[str, str]:
-    """A row's kind and its text."""
+    """Return a row's kind and its text."""
     match row:
         case records.Turn():
             text = " ".join(row.text.split())[:SHOWN]
@@ -126,7 +128,7 @@ def _decided(
 
 
 async def print_log(config: Config, kind: str, last: int, console: Console) -> None:
-    """Print the newest rows of a kind, oldest first. Raises NotFound if the run does not exist."""
+    """Print the `last` newest rows of a kind, oldest first. Raises NotFound if the run does not exist."""
     existing_home(config)
     with open_log(config) as log:
         rows = log.tail(last, KINDS[kind])
@@ -145,9 +147,10 @@ async def forget(
     wait_s: float = CHECKPOINT_WAIT_S,
     replay: bool = False,
 ) -> None:
-    """Make unreadable what one user of a tenant wrote, or everybody of the tenant. Waits up to `wait_s` seconds for the trainer to write
-    a checkpoint first. The copy that a branch of the tenant learns from becomes unreadable, too. `replay`: also ask the trainer to train
-    again without them. Raises NotFound, BadConfig.
+    """Make the words of one user of a tenant unreadable, or with user None those of everybody of the tenant.
+
+    First waits up to `wait_s` seconds for the trainer to write a checkpoint. The copy from which the tenant's branch learns becomes
+    unreadable too. `replay`: also request that the trainer repeat the training without them. Raises NotFound, BadConfig.
     """
     place = existing_home(config)
     if config.run.tenant:
@@ -157,7 +160,7 @@ async def forget(
     whose = "everybody's" if user is None else "one user's"
     with audited(place, "forget", tenant=tenant, whose=whose, actor=login()), ExitStack() as opened:
         branches = branches_begun(config, tenant)
-        # all of them before anything is erased
+        # check all logs before anything is erased
         logs = [opened.enter_context(open_log(each)) for each in (config, *branches)]
         for log in logs:
             log.check_forgettable(user)
@@ -187,8 +190,8 @@ async def forget(
 
 
 async def consent(config: Config, tenant: str, user: str, level: records.Consent | None, console: Console) -> None:
-    """Show what a person allows, or record it. Raises BadConfig for keys that cannot be read, NotFound without a run or for a tenant that
-    no key has.
+    """Record what a person allows if `level` is given, and print it. Raises BadConfig for unreadable keys, NotFound without a run or for a
+    tenant without a key.
     """
     from ostinato.serve.consent import ConsentChoices  # slow to import
 
@@ -200,15 +203,15 @@ async def consent(config: Config, tenant: str, user: str, level: records.Consent
         if level is not None:
             with audited(place, "consent", tenant=tenant, level=level.value, actor=login()):
                 while not await choices.add((tenant, user), level, wall_clock()):
-                    pass  # a gateway recorded another in this instant; the operator's counts after it
+                    pass  # a gateway has just recorded another choice; retry, so that the operator's comes last
         chosen = choices.of((tenant, user))
     most = records.Consent.strictest(chosen, config.privacy.at_most(tenant))
     say(console, plain(f"{user} of {tenant}: {chosen}; what counts with the operator's settings: {most}"))
 
 
 def check_tenant(config: Config, tenant: str) -> None:
-    """Raise NotFound for a tenant whose people cannot call: no key is its own, and it is not the one of calls without a key."""
-    from ostinato.serve.auth import DEFAULT_TENANT, client_keys, key_holders  # not for every command of this file
+    """Raise NotFound for a tenant that has no API key and is not the default tenant of calls without a key."""
+    from ostinato.serve.auth import DEFAULT_TENANT, client_keys, key_holders  # slow to import
 
     serve = config.serve
     known = key_holders(client_keys(serve.api_keys, serve.api_keys_file)) | {DEFAULT_TENANT}
@@ -219,7 +222,7 @@ def check_tenant(config: Config, tenant: str) -> None:
         )
 
 
-# ---------------------------------------------------------------- backups and copies
+# ---------------------------------------------------------------- backups and keys
 
 
 def backup(config: Config, directory: Path, console: Console) -> None:
@@ -279,7 +282,7 @@ def _rows(manifest: BackupManifest) -> str:
     )
 
 
-# ---------------------------------------------------------------- copies of the log
+# ---------------------------------------------------------------- copies to and from Postgres
 
 
 async def copy_between(config: Config, source: str, target: str, console: Console) -> None:

@@ -1,7 +1,7 @@
-"""`ostinato demo --scenario personal`: simulated people with different wishes, whose dials learn them, beside people who are held out.
+"""`ostinato demo --scenario personal`: simulated people with different preferences, which their dials learn, beside a holdout group.
 
-A basis is fitted to the demo's model first. A first wave of people then rates answers through the gateway of a run that trains nothing, a
-prior is fitted to their ratings, and a second wave begins with it. At the end those who may have dials are compared with the holdout.
+First a basis is fitted to the demo's model. Then a first wave of people rates answers through the gateway of a run that trains nothing, a
+prior is fitted to their ratings, and a second wave starts from this prior. At the end people with dials are compared with the holdout.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from ostinato.status.run_state import RunFolds
 from ostinato.status.summary import RatedTurn, Served
 
 TENANT = "default"
-_WORKERS = ("serve", "train", "housekeeping")  # the trainer settles rewards; it takes no step (learn.batch)
-_TOKENS = 20  # an answer, in the fit and to people
-_STRONG = 0.1  # people wish for what a dial explains so much of, or for the best
-_MOST_WISHES = 3  # attributes
+_WORKERS = ("serve", "train", "housekeeping")  # the trainer computes rewards; it takes no step (learn.batch)
+_TOKENS = 20  # length of an answer, in the fit and to people
+_STRONG = 0.1  # explained share from which people may wish for an attribute; if none reaches it, for the best one
+_MOST_WISHES = 3  # attributes that people wish for
 _WINDOW_S = 3.0
-_SETTLE_S = 60.0  # the most that is waited for the last rewards
-_FOLLOWED_S = 2.0  # within which a gateway has taken in and saved what is in the log
-_STAGES = 3  # of the second wave, on the screen
+_SETTLE_S = 60.0  # longest wait for the last rewards
+_FOLLOWED_S = 2.0  # time in which a gateway has folded and saved the newest log rows
+_STAGES = 3  # parts of the second wave that the screen shows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PersonalSize:
-    """How much is asked: `each` answers to each question for the fit; of each wave, the people on each side and the answers of each."""
+    """The demo's size. `each`: answers per question for the fit; `first`, `second`: (people per side, answers per person) of each wave."""
 
     each: int = 16
     first: tuple[int, int] = (24, 8)
@@ -64,7 +64,7 @@ class PersonalSize:
 
 
 def personal_overrides(seed: int, directory: Path | None) -> tuple[str, ...]:
-    """The scenario's settings, as `--set` words; the command line's own settings come later and win."""
+    """Return the scenario's settings as `--set` words. The command line's own settings override them."""
     place = directory or Path("runs") / f"demo-personal-{seed}"
     return (
         as_override("run.directory", str(place)),
@@ -77,14 +77,14 @@ def personal_overrides(seed: int, directory: Path | None) -> tuple[str, ...]:
         "adapt.prior_people=20",
         "adapt.prior_every_s=60.0",
         f"reward.options={{window={_WINDOW_S}}}",
-        "learn.batch=1000000",  # no step: what changes is dials alone
+        "learn.batch=1000000",  # never reached: only the dials change, no weights
         "engine.block=16",
     )
 
 
 @dataclass(slots=True, kw_only=True)
 class _Seen:
-    """What the people rated, by wave, with `share` of all people held out; and how the run itself sees its dials at the end."""
+    """The people's ratings by wave, with a `share` of people held out, and the run's own view of its dials at the end."""
 
     share: float
     waves: list[PeopleStats] = field(default_factory=list[PeopleStats])
@@ -102,7 +102,7 @@ class _Seen:
         return [each for wave in self.waves for each in wave.rated]
 
     def stages(self, answers: int) -> dict[str, list[RatedAnswer]]:
-        """The rated answers of the first wave, and those of the second in thirds of its `answers`, by name."""
+        """Return the rated answers by stage: the first wave, and thirds of the second wave's `answers` per person."""
         found: dict[str, list[RatedAnswer]] = {}
         for wave, stats in enumerate(self.waves):
             for each in stats.rated:
@@ -113,7 +113,7 @@ class _Seen:
         return found
 
     def expected(self, rated: Sequence[RatedAnswer]) -> str:
-        """The mean probability of accepting, with dials less the holdout's, and its 95% interval, people as clusters."""
+        """Return the mean probability of acceptance with dials minus the holdout's, with its 95% interval clustered by person."""
         sides: dict[str, dict[Person, tuple[float, float]]] = {DIALS: {}, HOLDOUT: {}}
         for each in rated:
             side = sides[self.side(each)]
@@ -129,10 +129,10 @@ class _Seen:
 async def personal_demo(
     config: Config, *, seed: int, out: Path, console: Console, size: PersonalSize = PersonalSize()
 ) -> bool:
-    """Fit, let two waves of simulated people ask and rate, compare, and write report.html and report.json into `out`.
+    """Fit a basis, let two waves of simulated people ask and rate, compare, and write report.html and report.json into `out`.
 
-    Returns whether it was shown that people with dials accept more than the holdout: the product's own interval lies above 0. Raises
-    Conflict if the same demo is running, WorkerFailed if a worker fails for good, BadConfig if nothing of this model can be steered.
+    Returns True if people with dials were shown to accept more than the holdout: the interval that the product reports lies above 0.
+    Raises Conflict if the same demo is running, WorkerFailed if a worker fails for good, BadConfig if no attribute can be steered.
     """
     outlast_terminal(console)
     await check_start(config)
@@ -151,7 +151,7 @@ async def personal_demo(
 
 
 async def _fit(config: Config, each: int, seed: int, console: Console) -> tuple[FittedBasis, Measures]:
-    """The basis in the log, and the attributes that the people judge by: those of text that dials move well."""
+    """Fit a basis and write it to the log. Return it and the attributes that people judge by: those that dials explain well."""
     with open_run(config) as run, counting_bar() as shown:
         tasks = {what: shown.add_task(what, total=None) for what in ("answers", "score features")}
 
@@ -161,7 +161,7 @@ async def _fit(config: Config, each: int, seed: int, console: Console) -> tuple[
         await prepare(run, lambda _: None)
         fitted = await fit_live(run, PROMPTS, each=each, tokens=_TOKENS, seed=seed, on_progress=tell)
         await run.log.append(SteeringBasis.of(fitted.basis, wall_clock()))
-    names = [name for name in fitted.basis.names if name != "brief"]  # people do not see who ended an answer
+    names = [name for name in fitted.basis.names if name != "brief"]  # people cannot see why an answer ended
     if not names:
         raise BadConfig(
             "no attribute of this model's text can be steered, so people could wish for nothing: set model.source to another"
@@ -186,7 +186,7 @@ async def _traffic(
     seen: _Seen,
     console: Console,
 ) -> None:
-    """Run both waves with their chart on the screen, and fit the prior between them."""
+    """Run both waves with a live chart, and fit the prior between them."""
     measured = {name: fitted.measured[name] for name in measures}
     for wave, (count, answers) in enumerate((size.first, size.second), 1):
         people, stats = make_people(balanced_ids(TENANT, wave, count, seen.share), measured, seed), PeopleStats()
@@ -214,7 +214,7 @@ async def _traffic(
 
 
 async def _fit_prior(config: Config) -> str:
-    """Write a prior that is fitted to the ratings so far, as a gateway does now and then; says what came of it."""
+    """Fit a prior to the ratings so far and write it to the log, as a gateway does periodically. Return the result in words."""
     await asyncio.sleep(_FOLLOWED_S)
     with (
         open_run(config) as run,
@@ -230,7 +230,7 @@ async def _fit_prior(config: Config) -> str:
 
 
 async def _settled(config: Config) -> DialsNow | None:
-    """How the run sees its dials, once all ratings are rewards."""
+    """Wait until all ratings are rewards, and return the run's view of its dials."""
     until = wall_clock() + _WINDOW_S + _SETTLE_S
     with open_log(config) as log:
         folds = RunFolds(log, open_folds(config), config.reward, ReleaseLedger(log, wall_clock))
@@ -245,7 +245,7 @@ async def _settled(config: Config) -> DialsNow | None:
 
 
 def _chart(seen: _Seen, size: PersonalSize, head: str) -> RenderableType:
-    """Both sides' acceptance by stage, as bars with 95% intervals, and the mean of its probability, which is less noisy."""
+    """Return a chart of both sides' acceptance by stage with 95% intervals, and its mean probability, which is less noisy."""
     table = bare_table("", "simulated people", "accepted", "", "95%", "expected", "answers")
     for stage, rated in seen.stages(size.second[1]).items():
         for side, words in ((DIALS, "with dials"), (HOLDOUT, "held out")):

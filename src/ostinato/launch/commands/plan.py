@@ -1,6 +1,7 @@
-"""Plans on paper: `ostinato plan`, a cycle of learning and releasing, and `ostinato weights plan`, what a deployment moves and keeps.
+"""Capacity plans: `ostinato plan` for a cycle of learning and releasing, and `ostinato weights plan` for a deployment's transfers and
+storage.
 
-As tables or JSON, with all assumptions. They come from `compute.plan` and `weights.plan`.
+The plans come from `compute.plan` and `weights.plan`, and are shown as tables or JSON with all assumptions.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ostinato.weights.plan import SKIPS, Cores, Deployment, DeploymentPlan, Link
 
 
 def print_plan(deployment: Deployment, link: Link, console: Console, cores: int | None) -> None:
-    """The plan, and what does not fit. `cores` are per shard; None takes the default."""
+    """Print the plan, and which limits it exceeds. `cores` are per shard; None: the default."""
     found = plan(deployment, link, Cores() if cores is None else Cores(count=cores))
     for table in (ways(found), totals(deployment, link, found)):
         console.print(table)
@@ -38,7 +39,7 @@ def print_plan(deployment: Deployment, link: Link, console: Console, cores: int 
 
 
 def size(count: float) -> str:
-    """Bytes for people, in powers of ten: 10.1 GB."""
+    """Format bytes with decimal units. Example: "10.1 GB"."""
     for unit, power in (("PB", 15), ("TB", 12), ("GB", 9), ("MB", 6), ("kB", 3)):
         if count >= 10**power:
             return f"{count / 10**power:,.1f} {unit}"
@@ -46,7 +47,7 @@ def size(count: float) -> str:
 
 
 def ways(found: DeploymentPlan) -> Table:
-    """One row per kind of transfer."""
+    """Return a table with a row per kind of transfer."""
     names = ("what", "payload", "objects", "PUT class", "GET class", "line", "cores")
     table = bare_table(*names, right=range(1, len(names)), header_style=BOLD)
 
@@ -65,7 +66,7 @@ def ways(found: DeploymentPlan) -> Table:
 
 
 def totals(deployment: Deployment, link: Link, found: DeploymentPlan) -> Table:
-    """The figures that are not about a transfer."""
+    """Return a table of the figures that do not belong to a transfer."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("weights", f"{size(found.full_bytes)}, {deployment.parameters:,.0f} parameters of 16 bits")
     smaller = f"{found.ratio:,.0f} times smaller at {deployment.changed:.2%} changed"
@@ -85,9 +86,9 @@ def totals(deployment: Deployment, link: Link, found: DeploymentPlan) -> Table:
 
 
 def deliveries(told: Description) -> Delivery:
-    """The delivery of one version to every region. Weights not of 16 bits count as the number of 16-bit weights with the same bytes.
+    """Plan the delivery of one version to every region. Weights of other widths count as 16-bit weights of the same total size.
 
-    Raises BadConfig, which names the field, if something does not fit.
+    Raises BadConfig, which names the field, if a shard exceeds a limit.
     """
     sent = told.publication
     parameters = told.model.parameters * told.model.weight_bytes / 2
@@ -118,7 +119,7 @@ def load_description(path: Path | None, overrides: Sequence[str]) -> Description
 
 
 def show_plan(path: Path | None, overrides: Sequence[str], console: Console, *, machine: bool) -> None:
-    """Print the plan. Raises BadConfig if the description is invalid, or something does not fit."""
+    """Print the plan. Raises BadConfig if the description is invalid or exceeds a limit."""
     told = load_description(path, overrides)
     moved = deliveries(told)
     found = plan_cycle(told, moved)
@@ -139,7 +140,7 @@ def show_plan(path: Path | None, overrides: Sequence[str], console: Console, *, 
 
 
 def as_tree(told: Description, found: CyclePlan) -> dict[str, object]:
-    """The plan for programs. Seconds, bytes, operations, and money in the description's currency, for a whole cycle."""
+    """Return the plan as a JSON tree: seconds, bytes, operations, and money in the description's currency, per cycle."""
     first = found.bottleneck
     return {
         "lanes": [asdict(lane) for lane in found.lanes],
@@ -153,7 +154,7 @@ def as_tree(told: Description, found: CyclePlan) -> dict[str, object]:
 
 
 def phases_table(found: CyclePlan) -> Table:
-    """A row for each phase, for a whole cycle."""
+    """Return a table with a row per phase, in totals per cycle."""
     names = ("a cycle's phases", "operations", "bytes", "seconds", "limited by", "money")
     table = bare_table("", *names, right=(2, 3, 4, 6), header_style=BOLD)
     for lane in found.lanes:
@@ -165,7 +166,7 @@ def phases_table(found: CyclePlan) -> Table:
 
 
 def lanes_table(found: CyclePlan) -> Table:
-    """A row for each lane: how much of a cycle it works, and what its machines cost while they are idle."""
+    """Return a table with a row per lane: its utilisation, and the cost of its idle machines."""
     table = bare_table("side by side", "machines", "load", "", "idle, money", right=(1, 2, 4), header_style=BOLD)
     for lane in found.lanes:
         machines, idle = (f"{lane.machines:,}", f"{lane.idle:,.0f}") if lane.machines else ("", "")
@@ -180,7 +181,7 @@ def _standing(lane: Lane) -> str:
 
 
 def conclusions(told: Description, found: CyclePlan, moved: Delivery) -> list[str]:
-    """The conclusions from the tables, in sentences."""
+    """Return the conclusions from the tables, in sentences."""
     first = found.bottleneck
     whole = told.model.parameters * told.model.weight_bytes
     lag = ", ".join(f"{name} {seconds:,.0f} s" for name, seconds in found.lag.items())
@@ -195,7 +196,7 @@ def conclusions(told: Description, found: CyclePlan, moved: Delivery) -> list[st
 
 
 def assumptions(told: Description) -> list[str]:
-    """Every value, grouped by its source. A value that is the same for all regions, or all classes, is listed once."""
+    """Return lines with every assumed value, grouped by source. A value shared by all regions or classes is listed once."""
     rows = list(told.assumptions())
     alike: dict[str, set[tuple[object, str]]] = {}
     for key, value, source, _ in rows:
@@ -209,6 +210,6 @@ def assumptions(told: Description) -> list[str]:
 
 
 def _of_all(key: str) -> str:
-    """regions.europe.gbit -> regions.*.gbit"""
+    """Replace the name in a key: regions.europe.gbit -> regions.*.gbit."""
     section, *_, leaf = key.split(".")
     return f"{section}.*.{leaf}" if key.count(".") > 1 else key

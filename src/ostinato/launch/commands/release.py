@@ -1,7 +1,7 @@
-"""`ostinato eval`, `ship`, `approve`, `refuse` and `rollback`: a person evaluates a version, releases it to users, or takes it back.
+"""`ostinato eval`, `ship`, `approve`, `refuse` and `rollback`: manual evaluation, release and rollback of a version.
 
-`ostinato alarms` shows the active alarms and the turns behind them, and lets a person acknowledge what an alarm found. `ostinato release
-show`: is a release better, how sure is that, what changed, why did it not ship. The page says the same.
+`ostinato alarms` shows the active alarms with example turns, and accepts what an alarm found as intended. `ostinato release show` answers
+the questions about a release: is it better, how sure is that, what changed, why did it not ship. The page gives the same answers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ostinato.core.seams import Log
 from ostinato.evaluate.statistics import suite_mean
 from ostinato.launch.commands.weights import find_version
 from ostinato.launch.views.audit import audited, login
-from ostinato.launch.views.page import looking
+from ostinato.launch.views.page import open_facts
 from ostinato.launch.views.screen import plain, run_option, say
 from ostinato.release.monitors.watcher import accept, acceptable, standing
 from ostinato.status.gateway_address import read_address
@@ -41,7 +41,7 @@ from ostinato.web.page.templates import DASH, count, points
 
 
 async def evaluate_slot(config: Config, slot: str, draws: int, console: Console) -> None:
-    """Score one slot of the running gateway on the suite. Raises Unavailable if no gateway is running, NotFound if the slot is empty."""
+    """Evaluate one slot of the running gateway on the suite. Raises Unavailable if no gateway is running, NotFound for an empty slot."""
     url = config.evaluate.gateway or read_address(home(config).address)
     if url is None:
         raise Unavailable(
@@ -64,24 +64,26 @@ async def evaluate_slot(config: Config, slot: str, draws: int, console: Console)
 
 
 @contextlib.contextmanager
-def _deciding(config: Config, act: str, version: str | None, actor: str | None) -> Generator[tuple[Run, str]]:
-    """The run, and who decides; what comes of it is in the audit trail."""
+def _open_audited(config: Config, act: str, version: str | None, actor: str | None) -> Generator[tuple[Run, str]]:
+    """Open the run and yield it with the actor's name. The action and its result are recorded in the audit trail."""
     who = actor or login()
     with audited(home(config), act, version=version or "", actor=who), open_run(config) as run:
         yield run, who
 
 
 async def ship(config: Config, version: str, reason: str, actor: str | None, console: Console) -> None:
-    """Release a published version to users without judging it. Raises NotFound, and BadRequest for a version that is live already."""
-    with _deciding(config, "ship", version, actor) as (run, who):
+    """Release a published version to users without evaluation. Raises NotFound, and BadRequest if it is already live."""
+    with _open_audited(config, "ship", version, actor) as (run, who):
         policy = (await find_version(config, version)).policy
         event = await open_releases(run).ship(policy, reason, actor=who)
     _say_live(config, event, console)
 
 
 async def ship_branch(config: Config, version: str, tenant: str, actor: str | None, console: Console) -> None:
-    """Let a published version answer one tenant's calls, and nobody else's; a branch that is trained goes on from there. Raises BadConfig
-    unless `serve.branches` names the tenant, NotFound, Conflict if its branch is moved meanwhile, BadRequest for the version that is there.
+    """Release a published version to one tenant alone. A branch that is trained continues from it.
+
+    Raises BadConfig unless `serve.branches` names the tenant, NotFound, Conflict if its branch moves meanwhile, BadRequest if the version
+    is already there.
     """
     if tenant not in config.serve.branches:
         raise BadConfig(
@@ -104,8 +106,8 @@ async def ship_branch(config: Config, version: str, tenant: str, actor: str | No
 
 
 async def approve(config: Config, version: str | None, reason: str, actor: str | None, console: Console) -> None:
-    """Release the version that waits for approval. Raises NotFound if none waits or another does, Conflict if live is moved meanwhile."""
-    with _deciding(config, "approve", version, actor) as (run, who):
+    """Release the version that waits for approval. Raises NotFound if none or another one waits, Conflict if live moves meanwhile."""
+    with _open_audited(config, "approve", version, actor) as (run, who):
         policy = None if version is None else (await find_version(config, version)).policy
         event = await open_releases(run).approve(policy, reason, actor=who)
     _say_live(config, event, console)
@@ -113,24 +115,24 @@ async def approve(config: Config, version: str | None, reason: str, actor: str |
 
 async def refuse(config: Config, version: str | None, reason: str, actor: str | None, console: Console) -> None:
     """Block the version that waits for approval. Raises NotFound as `approve` does."""
-    with _deciding(config, "refuse", version, actor) as (run, who):
+    with _open_audited(config, "refuse", version, actor) as (run, who):
         policy = None if version is None else (await find_version(config, version)).policy
         event = await open_releases(run).refuse(policy, reason, actor=who)
     say(console, f"{event.policy} never ships by itself; live is still {event.previous}")
 
 
-_JUST_S = 60.0
-"""So long after a rollback the next one must name its version: it may have been asked for before that one was seen."""
+_AFTER_ROLLBACK_S = 60.0
+"""Seconds after a rollback in which the next one must name its version: whoever asks for it may not have seen the first."""
 
 
 async def roll_back(config: Config, version: str | None, reason: str, actor: str | None, console: Console) -> None:
-    """Move `live` back. Raises NotFound for a version that was never released; Conflict if none is named and live has just gone back."""
-    with _deciding(config, "roll back", version, actor) as (run, who):
+    """Roll back `live`. Raises NotFound for a version that was never released, Conflict if none is named right after another rollback."""
+    with _open_audited(config, "roll back", version, actor) as (run, who):
         target, releases = None if version is None else await _released(run.log, version), open_releases(run)
         seen = await releases.ledger.refresh()
         # another host's clock may be ahead
         back_s = abs(wall_clock() - seen.rollbacks[-1].at) if seen.rollbacks else math.inf
-        if target is None and back_s < _JUST_S:
+        if target is None and back_s < _AFTER_ROLLBACK_S:
             raise Conflict(
                 f"live went back to {seen.live} {ago(back_s)} ago: nothing was done; to go back further, name the version "
                 "(`ostinato rollback v7`)"
@@ -146,7 +148,7 @@ def _say_live(config: Config, event: ReleaseEvent, console: Console) -> None:
 
 
 async def _released(log: Log, name: str) -> PolicyVersion:
-    """The release with this number (v12 or 12), or whose root starts with these digits. Raises NotFound."""
+    """Return the released version with this number (v12 or 12) or whose root hash starts with these digits. Raises NotFound."""
     known: dict[str, PolicyVersion] = {}
     async for row in rows_of(log, ReleaseEvent):
         if row.action == "shipped":
@@ -165,11 +167,11 @@ async def _released(log: Log, name: str) -> PolicyVersion:
 
 
 _TURNS = 5
-"""How many of an alarm's newest turns are named."""
+"""Number of an alarm's newest turns that are printed."""
 
 
 async def show_alarms(config: Config, console: Console) -> None:
-    """Print every active alarm, the newest last. Raises NotFound if the run does not exist."""
+    """Print all active alarms, the newest last. Raises NotFound if the run does not exist."""
     existing_home(config)
     with open_run(config) as run:
         found = await standing(run.log)
@@ -188,7 +190,7 @@ async def show_alarms(config: Config, console: Console) -> None:
 
 
 async def accept_alarm(config: Config, name: str, reason: str, actor: str | None, console: Console) -> None:
-    """Accept what an alarm found as intended, which ends the alarm. Raises NotFound and BadRequest as `accept` does."""
+    """Accept an alarm's finding as intended, which ends the alarm. Raises NotFound and BadRequest as `accept` does."""
     place = existing_home(config)
     with audited(place, "accept alarm", name=name, actor=actor or login()), open_run(config) as run:
         row = await accept(run.log, name, reason, actor or login(), wall_clock())
@@ -199,16 +201,16 @@ async def accept_alarm(config: Config, name: str, reason: str, actor: str | None
 
 
 TURNS_S = 5.0
-"""How many seconds are spent on reading turns that the gateway has not put into its index."""
+"""Seconds spent on reading turns that are not yet in the gateway's index."""
 _STYLES = {"good": "green", "wait": "yellow", "bad": "bold red"}
 _SIGNS = {"good": "✓", "wait": "◷", "bad": "✕"}
 
 
 async def show_release(config: Config, version: str, console: Console) -> None:
-    """Print four answers and the looks that they rest on. Raises NotFound, BadRequest."""
+    """Print the four answers about a release and the interim analyses behind them. Raises NotFound, BadRequest."""
     existing_home(config)
     with open_run(config) as run:
-        async with looking(run, turns_s=TURNS_S) as facts:
+        async with open_facts(run, turns_s=TURNS_S) as facts:
             found = await find_release(facts, version)
             unread = facts.feed.unread_turns
     line = found.line
@@ -230,14 +232,14 @@ async def show_release(config: Config, version: str, console: Console) -> None:
 
 
 async def find_release(facts: RunFacts, version: str) -> ReleaseDetail:
-    """The release named by "live", a number (v12) or the first digits of its root. Raises NotFound, BadRequest."""
+    """Return the release named by "live", a number (v12) or the first digits of its root hash. Raises NotFound, BadRequest."""
     wanted, before = version.strip().lower(), None
     number = wanted.removeprefix("v")
     while True:
         page = await facts.releases(before)
         if wanted == "live" and page.live is not None:
             return await _detail(facts, page.live.hash)
-        matching = [line for line in page.rows if _is(line, wanted, number)]
+        matching = [line for line in page.rows if _matches(line, wanted, number)]
         if len({line.policy.hash for line in matching}) > 1:
             raise BadRequest(
                 f"{len(matching)} releases match {version!r}: give more digits of the hash", field="version"
@@ -254,7 +256,7 @@ async def find_release(facts: RunFacts, version: str) -> ReleaseDetail:
         before = page.older
 
 
-def _is(line: ReleaseLine, wanted: str, number: str) -> bool:
+def _matches(line: ReleaseLine, wanted: str, number: str) -> bool:
     by_root = len(wanted) >= 6 and line.policy.hash.startswith(wanted)
     return by_root or (number.isdecimal() and line.policy.number == int(number))
 

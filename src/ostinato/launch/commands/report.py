@@ -1,4 +1,4 @@
-"""`ostinato report`: what the page shows of a run, and a demo's measurements, as one file."""
+"""`ostinato report`: the run's page, with a demo's measurements, as one HTML file."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from rich.console import Console
 from ostinato.app.storage import existing_home, open_run
 from ostinato.config import Config
 from ostinato.core.errors import StorageFull
-from ostinato.launch.views.page import looking
+from ostinato.launch.views.page import open_facts
 from ostinato.status.run_facts import RunFacts
 from ostinato.status.run_report import RunReport
 from ostinato.web.report import ReportFacts, render
 
 RELEASES = 20
-"""How many of the newest versions are shown with their evidence."""
+"""Number of the newest versions that are shown with their evidence."""
 
 
 async def write_report(config: Config, out: Path, console: Console, demo: RunReport | None = None) -> None:
     """Write the file. Raises NotFound if the run does not exist, StorageFull if `out` cannot be written."""
     existing_home(config)
     with open_run(config) as run, console.status("reading the log"):
-        async with looking(run) as facts:
+        async with open_facts(run) as facts:
             page = render(demo, await recorded(facts))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ async def write_report(config: Config, out: Path, console: Console, demo: RunRep
 
 
 async def recorded(facts: RunFacts) -> ReportFacts:
-    """What the page would show now."""
+    """Return the facts that the page would show now."""
     releases = await facts.releases(None)
     found = [await facts.release(line.policy.hash) for line in releases.rows[:RELEASES]]
     return ReportFacts(

@@ -1,4 +1,4 @@
-"""`ostinato reward try`: a reward function over a run's log, beside the rewards in use, before anything is learned from it."""
+"""`ostinato reward try`: backtests a reward function on a run's log and compares it with the rewards in use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ostinato.reward.config import RewardConfig
 from ostinato.reward.runners import asker_of
 
 BARS, WIDTH = 12, 32
-_BESIDE_BARS = 34  # columns that a histogram needs besides its two bars
+_OTHER_COLUMNS = 34  # columns that a histogram needs besides its two bars
 LONGEST_TEXT = 200
 
 
@@ -50,14 +50,14 @@ async def try_reward(
 ) -> None:
     """Run a reward function over the newest turns of a run's log and compare it with the rewards in use. The log is only read.
 
-    `function` is "module:function", or "" for the one in use; `options` are ``name=value``, over those of `reward.options` if it is that
-    one. `since` is in seconds before now, None for all turns; `limit` 0 means all. `text`: show answers that are readable. `machine`: print
-    JSON.
+    `function`: "module:function", or "" for the one in use. `options`: ``name=value``; they override `reward.options` if the function is
+    the one in use. `since`: only turns of the last so many seconds; None: all. `limit`: number of turns; 0: all. `text`: show readable
+    answers. `machine`: print JSON.
 
     Raises NotFound if there is no run or no turn in it, BadConfig if the function cannot be loaded or an option is wrong.
     """
     existing_home(config)
-    tried = _tried(config.reward, function, options)
+    tried = _settings_to_try(config.reward, function, options)
     now = wall_clock()
     with open_log(config) as log:
         past = await backtest.past_turns(
@@ -72,9 +72,9 @@ async def try_reward(
             raise NotFound(_nothing(config, since))
         old = {each.id: each.recorded for each in past if each.recorded is not None}
         with counting_bar(disable=machine) as bar:
-            new = await _asked(log, past, tried, now, bar, f"{tried.function}, tried")
+            new = await _backtested(log, past, tried, now, bar, f"{tried.function}, tried")
             unrecorded = [each for each in past if each.id not in old]
-            old |= await _asked(log, unrecorded, config.reward, now, bar, f"{config.reward.function}, in use")
+            old |= await _backtested(log, unrecorded, config.reward, now, bar, f"{config.reward.function}, in use")
         found = backtest.compare(
             past, (config.reward.function, old), (tried.function, new), examples=examples, name_of=_names(config, past)
         )
@@ -85,8 +85,8 @@ async def try_reward(
         _print(found, shown, len(past) - len(unrecorded), console)
 
 
-def _tried(reward: RewardConfig, function: str, options: Sequence[str]) -> RewardConfig:
-    """The settings of the function that is tried. Raises BadConfig."""
+def _settings_to_try(reward: RewardConfig, function: str, options: Sequence[str]) -> RewardConfig:
+    """Return the reward settings with the function and options to try. Raises BadConfig."""
     given = dict(reward.options) if function in ("", reward.function) else {}
     for option in options:
         name, equals, value = option.partition("=")
@@ -105,7 +105,7 @@ def _nothing(config: Config, since: float | None) -> str:
     return f"{nothing} that ended in the last {ago(since)}; raise --since"
 
 
-async def _asked(
+async def _backtested(
     log: Log, past: Sequence[backtest.PastTurn], reward: RewardConfig, now: float, bar: Progress, what: str
 ) -> dict[str, backtest.RewardOutcome]:
     if not past:
@@ -119,7 +119,7 @@ async def _asked(
 
 
 def _names(config: Config, past: Sequence[backtest.PastTurn]) -> Callable[[backtest.PastTurn], str]:
-    """How users are named: by a hash where the log encrypts what people wrote, or something of theirs was forgotten."""
+    """Return the function that names a turn's user: by a hash if the log is encrypted or the user was forgotten."""
     forgotten = {(each.tenant, each.user) for each in past if each.redacted}
     several = len({each.tenant for each in past}) > 1
 
@@ -133,13 +133,13 @@ def _names(config: Config, past: Sequence[backtest.PastTurn]) -> Callable[[backt
 
 
 async def _texts(log: Log, found: backtest.RewardComparison) -> dict[str, str]:
-    """The answers of the examples that are still readable."""
+    """Return the example turns' answers that are still readable, by turn."""
     turns = await log.find(Turn, [(each.turn,) for each in found.examples])
     return {turn.id: " ".join(turn.text.split())[:LONGEST_TEXT] for turn in turns if not turn.redacted}
 
 
 def _plain_numbers(value: Any) -> Any:
-    """The same in JSON's types: None for a number that is not finite."""
+    """Return the value in JSON types, with None for numbers that are not finite."""
     if isinstance(value, dict):
         return {str(key): _plain_numbers(each) for key, each in value.items()}  # pyright: ignore[reportUnknownVariableType]
     if isinstance(value, list | tuple):
@@ -156,7 +156,7 @@ def _print(found: backtest.RewardComparison, texts: Mapping[str, str], recorded:
     console.print(_sides(found))
     for side in (found.new, found.old):
         _print_failures(side, console)
-    width = min(WIDTH, max(4, (console.width - _BESIDE_BARS) // 2))
+    width = min(WIDTH, max(4, (console.width - _OTHER_COLUMNS) // 2))
     console.print("", _histogram(found.old.values, found.new.values, width), "", sep="\n")
     console.print(f"on the {found.change.turns} turns that both reward: {_in_words(found.change, '+')} in the mean")
     told = f"{found.flipped} change sign, {found.gained} gain a reward, {found.lost} lose theirs"
@@ -233,7 +233,7 @@ def _in_words(mean: backtest.MeanOfRewards, sign: str = "") -> str:
 
 
 def _histogram(old: Sequence[float], new: Sequence[float], width: int) -> Table:
-    """Both functions' rewards as bars of at most `width` columns: each value if there are few, else intervals of equal width."""
+    """Return both functions' rewards as bars of at most `width` columns, by value if there are few, otherwise by equal intervals."""
     table = bare_table("reward", "in use", "", "tried", "", right=(0,))
     distinct = np.unique(np.round([*old, *new], 9))
     if len(distinct) <= BARS:

@@ -1,8 +1,7 @@
-"""Demo scenarios: the inline copilot, and "tab". Each has its settings, its simulated users, and what it measures.
+"""Demo scenarios: the inline copilot and "tab". Each defines its settings, its simulated users and its measurements.
 
-The copilot's function bodies are judged by hidden tests in the sandbox. "tab" suggests the next item of a list, or nothing where nobody
-can know it; simulated users accept what they meant. Its figures: how often the model suggests, and how many suggestions are accepted, per
-arm.
+The copilot's function bodies are graded by hidden tests in the sandbox. "tab" suggests the next item of a list, or nothing where it cannot
+be known; simulated users accept what they meant. Its figures per arm: suggestions per request, and the share of them that is accepted.
 """
 
 from __future__ import annotations
@@ -45,15 +44,15 @@ from ostinato.status.summary import rated_turn
 from ostinato.worlds.grading.completion import python_tests
 from ostinato.worlds.sandbox import SingleRuns
 
-FINAL_SEED = 1_000_003  # other draws than the gate saw: the last measurement must not use the draws that chose
+FINAL_SEED = 1_000_003  # fresh draws: the gate selected the winner by its own, which would bias the final measurement
 RECENT_S = 120.0
-# that may end a measurement of live; without traffic, training soon runs out of turns for more
+# releases that may interrupt the final measurement; without traffic, training soon runs out of turns for more
 _LAST_RELEASES = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutScores:
-    """The frozen first model and the live release on the held-out suite: same items, same seeds."""
+    """Scores of the frozen first model and the live release on the held-out suite, with the same items and seeds."""
 
     base: PolicyVersion
     base_scores: list[ItemScore]
@@ -63,7 +62,7 @@ class HeldOutScores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioFindings:
-    """A scenario's part of the report. `arms` and `suite` are rows of the summary: label, value."""
+    """A scenario's part of the report. `arms` and `suite` are rows of the summary: (label, value)."""
 
     curves: tuple[Curve, ...]
     arms: list[tuple[str, str]]
@@ -75,13 +74,13 @@ class ScenarioFindings:
 
 
 def with_final_seed(config: Config, seed: int) -> Config:
-    """The settings of the last measurement, with draws that the gate never saw."""
+    """Return the settings of the final measurement, whose draws the gate never saw."""
     runner = config.evaluate.runner.model_copy(update={"seed": FINAL_SEED + seed})
     return config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"runner": runner})})
 
 
 async def measure_held_out(config: Config, seed: int, url: str, draws: int) -> HeldOutScores:
-    """Measure the base (the frozen control slot) and the live release on the same items with fresh seeds."""
+    """Evaluate the base (the frozen control slot) and the live release on the same items with fresh seeds."""
     follower = open_follower(config)
     config = with_final_seed(config, seed)
     runner = open_runner(config, url, open_suite(config))
@@ -91,7 +90,7 @@ async def measure_held_out(config: Config, seed: int, url: str, draws: int) -> H
     for _ in range(_LAST_RELEASES):
         final = await follower.resolve("live")
         assert final is not None
-        with contextlib.suppress(Conflict, Unavailable):  # a release may still move live while it is being measured
+        with contextlib.suppress(Conflict, Unavailable):  # a release may move live during the measurement
             final_scores = await runner.run("live", final, range(draws))
             return HeldOutScores(base=base, base_scores=base_scores, final=final, final_scores=final_scores)
     raise Unavailable("live kept moving while the final model was measured; run `ostinato eval` by hand")
@@ -101,7 +100,8 @@ async def measure_held_out(config: Config, seed: int, url: str, draws: int) -> H
 
 
 class Copilot:
-    """Fifty users who have function bodies suggested. `directory`: the run's by default, before the seed; `draws`: per held-out item.
+    """Fifty simulated users to whom function bodies are suggested. `directory`: prefix of the run's default directory; `draws`: per
+    held-out item.
 
     `settings`, as `--set` words: for answers of up to 40 tokens, and a machine on which the gate's verdict takes as long as several steps.
     """
@@ -111,23 +111,23 @@ class Copilot:
     draws = 2
     users = UsersConfig().count
     settings = (
-        "learn.batch=64",  # a step of 96 takes half as long again, and the first candidate comes that much later
-        "learn.publish_every=2",  # the first version is hardly trained, and its verdict would hold up the second's
-        "evaluate.gate.share_draws=true",  # a verdict then takes a third or two of the answers: they are younger when learned from
-        # without bf16 instructions what takes more than one look is five steps old and more when it ships
+        "learn.batch=64",  # a step of 96 turns takes 1.5 times as long, which delays the first candidate
+        "learn.publish_every=2",  # the first version is hardly trained, and its evaluation would delay the second's
+        "evaluate.gate.share_draws=true",  # a verdict then needs one or two thirds of the answers, so turns are less stale
+        # without bf16 instructions, a candidate that needs more than one interim analysis is five or more steps old when it ships
         "learn.max_lead=12",
         "reward.max_staleness=12",
-        "serve.control_share=0.25",  # ten users of fifty leave the interval wide, and more turns are made than trained on
-        "train.learning_rate=4e-5",  # at 1e-4 turns of two steps ago are all but useless
+        "serve.control_share=0.25",  # ten of fifty users would leave the interval wide, and there are more turns than are trained on
+        "train.learning_rate=4e-5",  # at 1e-4, turns that are two steps old are nearly useless
         "train.turn_tokens=40",
-        "train.kl_beta=0.0",  # after a release it takes a forward pass of the whole batch; the anchor still bounds the drift
+        "train.kl_beta=0.0",  # saves a forward pass of the whole batch after a release; the anchor still bounds the drift
         "train.anchor_tokens=256",  # one micro-batch of three
         "evaluate.suite=demo",
         "evaluate.items=96",
     )
 
     async def crowd(self, config: Config, url: str, seconds: float, seed: int) -> UserStats:
-        """Fifty users, each with tasks of their favourite families."""
+        """Run fifty users, each with tasks of their favourite families."""
         tasks, _ = demo_tasks.split(demo_tasks.load())
         async with SingleRuns(config.sandbox) as sandbox:
             await sandbox.check()
@@ -139,14 +139,14 @@ class Copilot:
             return await run_users(url, make_users(tasks, users, seed), tasks, grade, seconds, seed, users, _unseen)
 
     def arms(self, seen: observed_run.Observed, now: float) -> RenderableType:
-        """The recent acceptance of each arm."""
+        """Return a table of each arm's recent acceptance."""
         recent = acceptance_by_arm(rated_turn(*each) for each in seen.between(now - RECENT_S, now + 1.0))
         return arms_table(recent, "simulated users", "last 2 min")
 
     def findings(
         self, seen: observed_run.Observed, start: float, end: float, scores: HeldOutScores, config: Config
     ) -> ScenarioFindings:
-        """Acceptance over time, and the result on the held-out functions."""
+        """Return acceptance over time, and the result on the held-out functions."""
         _, differences_I, _ = paired_items(scores.final_scores, scores.base_scores)
         difference = mean_difference(differences_I, lower_alpha=0.025, upper_alpha=0.025)
         items = len(differences_I)
@@ -168,16 +168,16 @@ class Copilot:
 
 
 def _unseen(_: RequestOutcome) -> None:
-    """The screen reads the log instead: it shows what the platform knows, not what the users know."""
+    """Ignore an outcome: the screen reads the log, since it shows what the platform knows and not what the users know."""
 
 
 # ---------------------------------------------------------------- tab: suggestions
 
 
 def share_curves(seen: observed_run.Observed, start: float, end: float) -> tuple[tuple[Curve, ...], tuple[Curve, ...]]:
-    """(share of requests with a suggestion, share of suggestions accepted) per arm, in equal windows from `start` to `end`.
+    """Return the curves of (share of requests with a suggestion, share of suggestions accepted) per arm, in equal time windows.
 
-    A window with fewer than two users of an arm has no point, because it does not show how much users differ.
+    A window with fewer than two users of an arm has no point, since no variance between users can be estimated.
     """
     width = (end - start) / WINDOWS
     suggested: dict[Arm, list[CurvePoint]] = {}
@@ -203,7 +203,7 @@ def _curves(points: dict[Arm, list[CurvePoint]]) -> tuple[Curve, ...]:
 
 
 def recent_suggestions(seen: observed_run.Observed, now: float) -> Table:
-    """The arms over the last two minutes."""
+    """Return a table of the arms over the last two minutes."""
     recent = seen.between(now - RECENT_S, now + 1.0)
     newest = {turn.arm: turn.oldest for turn, _ in recent}
     shares = ("suggestions per request", "accepted of these")
@@ -221,7 +221,7 @@ def recent_suggestions(seen: observed_run.Observed, now: float) -> Table:
 
 
 def arm_summary(seen: observed_run.Observed, start: float, end: float) -> list[tuple[str, str]]:
-    """Both shares per arm over the last third of the run, and live against control: label, value."""
+    """Return rows (label, value): both shares per arm over the last third of the run, and live against control."""
     last = by_user(observed_run.last_third(seen, start, end))
     found: list[tuple[str, str]] = []
     for arm, tallies in sorted(last.items(), key=lambda pair: pair[0] is Arm.CONTROL):
@@ -256,7 +256,7 @@ def _changed(found: ArmChange | None) -> str:
 def calibrated(
     before: Sequence[ItemScore], after: Sequence[ItemScore], items: Sequence[Item], threshold: float
 ) -> Calibration:
-    """Two policies' scores over a suite of `suggestion` items, family by family."""
+    """Return two policies' suggestions over a suite of `suggestion` items, by family."""
     family = {item.id: item.family for item in items}
     old, new = (by_item(scores, family, threshold) for scores in (before, after))
     return Calibration(
@@ -268,10 +268,10 @@ def calibrated(
 
 
 def side_rows(found: Calibration) -> list[tuple[str, str]]:
-    """How often the first and the last model suggest where that pays, and where it does not: label, value.
+    """Return rows (label, value): how often the first and the last model suggest where that pays, and where it does not.
 
-    It pays in a family where the share of the last model's suggestions that are right exceeds the threshold. The first model's share
-    counts if the last made no suggestion.
+    It pays in a family if the share of right ones among the last model's suggestions exceeds the threshold. If the last model made no
+    suggestion, the first model's share counts.
     """
     sides: dict[bool, list[CalibratedFamily]] = {True: [], False: []}
     for each in found.families:
@@ -307,11 +307,13 @@ def _share(tally: Tally) -> OutcomeShare | None:
 
 
 USERS = UsersConfig(count=80, think_s=8.0, ignore_share=0.0)
-"""A plugin knows of each suggestion whether Tab was pressed, so none is ignored. Of eighty users the control arm has about sixteen."""
+"""No suggestion is ignored, since an editor's plugin knows whether Tab was pressed. The control arm gets about 16 of the 80 users."""
 
 
 class Tab:
-    """Eighty users who have lines completed. So few tokens carry a whole decision that `settings` count a nat per token as no drift."""
+    """Eighty simulated users whose lines are completed. A few tokens carry the whole decision, so `settings` tolerate a drift of one nat
+    per token.
+    """
 
     title = "Tab with simulated users: when to suggest nothing"
     directory = "demo-tab"
@@ -329,7 +331,7 @@ class Tab:
     )
 
     async def crowd(self, config: Config, url: str, seconds: float, seed: int) -> UserStats:
-        """All users type lines of every family."""
+        """Run the users. All of them type lines of every family."""
         lines, _ = split_lines()
         dice = random.Random(f"{seed}/meant")
 
@@ -340,13 +342,13 @@ class Tab:
         return await run_users(url, make_typists(lines, users, seed), lines, grade, seconds, seed, users, _unseen)
 
     def arms(self, seen: observed_run.Observed, now: float) -> RenderableType:
-        """How often something is suggested, and how much of it is accepted."""
+        """Return a table of how often something is suggested, and the share that is accepted."""
         return recent_suggestions(seen, now)
 
     def findings(
         self, seen: observed_run.Observed, start: float, end: float, scores: HeldOutScores, config: Config
     ) -> ScenarioFindings:
-        """Both shares over time, and on the held-out lines where suggestions are made."""
+        """Return both shares over time, and where suggestions are made on the held-out lines."""
         suggested, accepted = share_curves(seen, start, end)
         _, differences_I, _ = paired_items(scores.final_scores, scores.base_scores)
         gain = mean_difference(differences_I, lower_alpha=0.025, upper_alpha=0.025)
@@ -367,7 +369,7 @@ class Tab:
 
 
 def _total(tally: Mapping[Person, tuple[float, int]]) -> int:
-    """Number of outcomes."""
+    """Return the number of outcomes."""
     return sum(count for _, count in tally.values())
 
 

@@ -1,4 +1,4 @@
-"""`ostinato status`: the present state of a run, for people or as JSON, from the log's summary, the board and progress lines."""
+"""`ostinato status`: a run's current state, for people or as JSON, from the log's summary, the status board and the progress files."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from ostinato.status.summary import Summary
 from ostinato.status.worker_status import WorkerBoard, WorkerStatus, read_board
 from ostinato.weights.version.content import VERSIONS
 
-# ---------------------------------------------------------------- accounts
+# ---------------------------------------------------------------- accounting of turns
 
 
 def accounts(found: Accounting, now: float) -> list[str]:
-    """One line on the turns, one on their rewards, one on feedback that changed nothing, one per tenant on how much feedback is usual."""
+    """Return lines on the turns, their rewards, feedback without effect, staleness, and per tenant the feedback rate and late rewards."""
     state = "balanced" if found.balanced else "NOT BALANCED"
     held = sum(found.held.values())
     wait = "" if found.oldest_wait is None else f", the longest for {max(0.0, now - found.oldest_wait):.0f} s"
@@ -78,7 +78,7 @@ def _counts(counted: Mapping[str, int]) -> str:
 
 
 SHOWN_RELEASES = 6
-_DOWN = (
+_DOWN_HINT = (
     "{name} is not restarted automatically: fix the cause of its last exit, then restart `ostinato up`; or, to keep serving, start "
     "`ostinato {name}` beside it with the same options"
 )
@@ -87,11 +87,11 @@ _STYLES = {"running": "green", "waiting": "yellow", "failed": "bold red"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """A run's current state. `lines` are the newest progress lines by worker, `disk` the bytes used by each kind of data, `free` the
-    bytes left. `ledger` is the release ledger's folded state, `rules` the release worker's settings.
+    """A run's current state. `lines`: the newest progress lines by worker; `disk`: bytes used by kind of data; `free`: bytes left;
+    `ledger`: the release ledger's state; `rules`: the release worker's settings; `who`: the heading of the column of arms.
 
-    `who` is the heading of the arms: people, or the demo's programs. `warnings`, by worker, say what the configuration leaves unguarded.
-    `dials`: None if nobody has any. `branches`: tenants' own that are trained; `tenant`: whose this run's own branch is.
+    `warnings`, by worker: what the configuration leaves unguarded. `dials`: None if nobody has any. `branches`: the tenants' branches that
+    are trained. `tenant`: the tenant whose branch this run trains, or "".
     """
 
     directory: str
@@ -114,7 +114,7 @@ class Overview:
 
 
 def overview(run: Overview) -> list[RenderableType]:
-    """The parts of the screen, in order."""
+    """Return the parts of the screen, in order."""
     parts: list[RenderableType] = [Text(f"run {run.directory}  {run.url or 'not serving'}", "bold")]
     parts += workers(run.board, run.now)
     parts += [
@@ -142,7 +142,7 @@ def overview(run: Overview) -> list[RenderableType]:
 
 
 def workers(board: WorkerBoard | None, now: float) -> list[RenderableType]:
-    """A line per worker, or one that says that the supervisor never ran, ended, was killed or hangs."""
+    """Return a table of the workers, or one line if the supervisor never ran, ended, was killed or hangs."""
     if board is None:
         return [Text("no `ostinato up` has run here", "dim")]
     age = now - board.at
@@ -155,7 +155,7 @@ def workers(board: WorkerBoard | None, now: float) -> list[RenderableType]:
     for worker in board.workers:
         table.add_row(*_worker(worker, now))
     down = [worker.name for worker in board.workers if worker.condition == "failed"]
-    return [table, *(Text(_DOWN.format(name=name), "red") for name in down)]
+    return [table, *(Text(_DOWN_HINT.format(name=name), "red") for name in down)]
 
 
 def _worker(worker: WorkerStatus, now: float) -> tuple[Text, ...]:
@@ -177,15 +177,15 @@ def _arms(run: Overview) -> list[RenderableType]:
     heard = sum(each.heard for each in rated)
     oldest = ago(run.now - rated[0].served.started_at)
     arms = acceptance_by_arm(rated)
-    if run.tenant:  # in a branch's own log its people are on live; those who stay on the shared version are its control
-        arms = [replace(each, arm=_OF_BRANCH.get(each.arm, each.arm)) for each in arms]
+    if run.tenant:  # in a branch's log, live is the branch, and control is the shared version
+        arms = [replace(each, arm=_BRANCH_ARMS.get(each.arm, each.arm)) for each in arms]
     return [
         screen.arms_table(arms, run.who, f"newest {len(rated)}, oldest {oldest} ago"),
         Text(f"feedback on {100 * heard / len(rated):.0f}% of them; signals in total: {names or 'none'}", "dim"),
     ]
 
 
-_OF_BRANCH = {Arm.LIVE.value: Arm.BRANCH.value, Arm.CONTROL.value: Arm.SHARED.value}
+_BRANCH_ARMS = {Arm.LIVE.value: Arm.BRANCH.value, Arm.CONTROL.value: Arm.SHARED.value}
 
 
 def _learning(run: Overview) -> list[RenderableType]:
@@ -223,9 +223,9 @@ def _disk(run: Overview) -> list[RenderableType]:
 
 
 def as_json(run: Overview) -> dict[str, Any]:
-    """The run as JSON types. `up` is null before the first `ostinato up`; `up.alive` is false once it ended, was killed or hangs.
+    """Return the state in JSON types. `up` is null before the first `ostinato up`; `up.alive` is false once it ended, was killed or hangs.
 
-    `arms` are over the newest rated turns, as on the screen.
+    `arms` cover the newest rated turns, as on the screen.
     """
     board, seen = run.board, run.summary
     compactions = compactions_now(seen.compactions)
@@ -255,26 +255,26 @@ def as_json(run: Overview) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------- for people
+# ---------------------------------------------------------------- the command
 
 
-_WORTH_KEEPING = 10_000  # rows: if more were read, the summary is kept so that the next look need not read them again
+_SAVE_SUMMARY_ROWS = 10_000  # if more rows were read, save the summary, so that the next call need not
 
 
 async def show_status(config: Config, console: Console, *, machine: bool = False) -> None:
-    """Print one screen, or one JSON object for a machine.
+    """Print one screen, or with `machine` one JSON object.
 
-    Raises NotFound if the run does not exist; Unavailable if its log cannot be reached. The screen then still shows the workers, which say
-    that they wait for it.
+    Raises NotFound if the run does not exist, Unavailable if its log cannot be reached. In the latter case the workers, which wait for the
+    log, are still printed.
     """
     place = existing_home(config)
     try:
-        found = await _read(config)
+        found = await _fold_log(config)
     except Unavailable:
         for part in [] if machine else workers(read_board(place.workers), wall_clock()):
             console.print(part, highlight=False, soft_wrap=True)
         raise
-    shown = await _look(config, place, found)
+    shown = await _overview(config, place, found)
     if machine:
         console.print_json(data=as_json(shown), highlight=False)
         return
@@ -284,19 +284,19 @@ async def show_status(config: Config, console: Console, *, machine: bool = False
         say(console, line)
 
 
-async def _read(config: Config) -> RunFolds:
-    """The summary, the accounting and the release state, computed from the log."""
+async def _fold_log(config: Config) -> RunFolds:
+    """Return the summary, the accounting and the release state, folded from the log."""
     folds = open_folds(config)
     with open_log(config) as log:
         found = RunFolds(log, folds, config.reward, ReleaseLedger(log, wall_clock))
         rows = await found.catch_up()
-    if rows > _WORTH_KEEPING:
+    if rows > _SAVE_SUMMARY_ROWS:
         with contextlib.suppress(StorageFull):
             await summary.keep(found.summary, folds)
     return found
 
 
-async def _look(config: Config, place: Home, found: RunFolds) -> Overview:
+async def _overview(config: Config, place: Home, found: RunFolds) -> Overview:
     every = await open_store(config).refs()
     lines = {name: last_lines(place.progress(name)) for name in ("train", "serve", "release", "housekeeping")}
     live = found.ledger.state.live

@@ -1,4 +1,4 @@
-"""`ostinato suite make` and `check`: a held-out suite from a run's log, and what suites share with the turns that were trained on."""
+"""`ostinato suite make`: draws a held-out suite from a run's log. `ostinato suite check`: contamination of suites by training turns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHOWN = 20
 
 
 async def make_suite(config: Config, file: Path, draw: log_suites.SuiteDraw, console: Console) -> None:
-    """Draw a suite from a run's log and write it, readable by its owner only. Raises NotFound, BadConfig, StorageFull."""
+    """Draw a suite from a run's log and write it to a file that only its owner can read. Raises NotFound, BadConfig, StorageFull."""
     existing_home(config)
     if file.exists():
         raise BadConfig(
@@ -61,7 +61,7 @@ def _print_drawn(found: log_suites.DrawnSuite, console: Console) -> None:
 
 
 def _settings(config: Config, file: Path, draw: log_suites.SuiteDraw, tasks: Sequence[Task]) -> str:
-    """The settings that measure candidates on the file, with margins that so few items can hold."""
+    """Return the settings that evaluate candidates on the file, with margins wide enough for its number of items."""
     gate = gate_rules(config)
     suite = Suite(file.stem, "", tuple(Item(task.id, task.family) for task in tasks))
     error = assumed_error(items_in_round(suite, gate), gate)
@@ -80,9 +80,9 @@ def _settings(config: Config, file: Path, draw: log_suites.SuiteDraw, tasks: Seq
 
 
 async def check_suites(config: Config, files: Sequence[str], gram: int, machine: bool, console: Console) -> bool:
-    """Print which items share `gram` words in a row with turns that were trained on; returns True if none does.
+    """Print which items share an n-gram of `gram` words with turns that were trained on. Return True if none does.
 
-    `files`: task files; none: those of the settings. Raises NotFound if there is no run or no suite, BadConfig.
+    `files`: task files; if empty, those of the settings. Raises NotFound if there is no run or no suite, BadConfig.
     """
     existing_home(config)
     names = files or log_suites.suite_files(config)

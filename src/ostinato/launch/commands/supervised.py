@@ -1,6 +1,6 @@
-"""Supervised training: `ostinato corpus build` and `show`, and `ostinato train` on a corpus or on demonstrations (SFT).
+"""Supervised training: `ostinato corpus build` and `show`, and `ostinato train` on a corpus (mid-training) or demonstrations (SFT).
 
-Continued pre-training and imitation show a progress bar and a line per measurement or step.
+Both kinds of training show a progress bar, and a line per measurement or step.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ _SHOWN = 20
 async def build_corpus(
     config: Config, sources: Sequence[str], out: Path, settings: CorpusConfig, against: Sequence[Path], console: Console
 ) -> None:
-    """Build a corpus, with a progress bar, and say what it contains and what was left out. A source that cannot be read is refused, and
-    counted.
+    """Build a corpus with a progress bar, and print what it contains and what was left out. An unreadable source is listed as left out.
 
-    Raises BadConfig and BadRequest; in these cases nothing is written.
+    Raises BadConfig and BadRequest; nothing is written then.
     """
     check_new(out)
     desk = CorpusDesk(config, settings, against)
@@ -62,12 +61,12 @@ async def build_corpus(
 
 
 def show_corpus(directory: Path, console: Console) -> None:
-    """Check every shard of a corpus, and say what it contains. Raises NotFound, Corrupt."""
+    """Verify every shard of a corpus, and print what it contains. Raises NotFound, Corrupt."""
     show_manifest(ShardSet(directory).manifest, directory, console)
 
 
 def show_manifest(manifest: CorpusManifest, directory: Path, console: Console) -> None:
-    """Print what each source gave, what was left out and why."""
+    """Print what each source contributed, and what was left out and why."""
     table = Table("source", "licence", "files", "tokens", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for each in manifest.sources:
         table.add_row(Text(plain(each.name)), Text(plain(each.licence)), f"{each.documents:,}", f"{each.tokens:,}")
@@ -84,7 +83,7 @@ def show_manifest(manifest: CorpusManifest, directory: Path, console: Console) -
     console.print(Text(total))
 
 
-# ---------------------------------------------------------------- a course
+# ---------------------------------------------------------------- mid-training
 
 
 def phases_of(words: tuple[str, ...]) -> tuple[Phase, ...]:
@@ -100,7 +99,7 @@ def phases_of(words: tuple[str, ...]) -> tuple[Phase, ...]:
 
 
 def read_corpora(config: Config, course: Course, out: Path, console: Console) -> None:
-    """Train, show the held-out loss, and say where the model is. Raises what `read_into` raises."""
+    """Train on a corpus, show the held-out loss, and print where the model is. Raises what `read_into` raises."""
     with counting_bar(TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bar:
         line = bar.add_task("loading the model", total=course.steps)
         epochs = 0.0
@@ -121,11 +120,11 @@ def read_corpora(config: Config, course: Course, out: Path, console: Console) ->
     say(console, f"{out}: {read}, held-out loss {before:.4f} -> {after:.4f}; use it with --set model.source='{out}'")
 
 
-# ---------------------------------------------------------------- imitation
+# ---------------------------------------------------------------- SFT on demonstrations
 
 
 def imitate_file(config: Config, file: Path, out: Path, epochs: int, batch: int, console: Console) -> None:
-    """Train, show the loss on the demonstrations, and say where the model is. Raises BadConfig, StorageFull."""
+    """Fine-tune on demonstrations, show the loss, and print where the model is. Raises BadConfig, StorageFull."""
     shown = supervised.read_demonstrations(file)
     with counting_bar(TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bar:
         line = bar.add_task("loading the model", total=epochs * math.ceil(len(shown) / batch))

@@ -1,4 +1,4 @@
-"""`ostinato up`: the workers under one supervisor, from the first check to the last worker's end.
+"""`ostinato up`: checks the configuration and runs the workers under one supervisor.
 
 `ostinato up --on ray`: the same workers under the same supervisor, each on a node that Ray chooses.
 """
@@ -23,12 +23,12 @@ from ostinato.app.storage import Home, home
 from ostinato.config import Config, plain, save
 from ostinato.core.errors import BadConfig
 from ostinato.launch.commands.checks import check_same_model, check_start, network_warning
-from ostinato.launch.commands.compute import Sharing, check_sharing, read_wish, write_wish
+from ostinato.launch.commands.compute import ShareController, check_sharing, read_requested, write_requested
 from ostinato.launch.commands.crew import WORKERS, Launched, launch, supervised
 from ostinato.launch.placing.address import reachable, write_address
 from ostinato.launch.placing.heartbeat import SERVING
 from ostinato.launch.placing.ray_cluster import Order, PlacedWorker, RayCluster
-from ostinato.launch.placing.supervision import EVERY_S, Event, Supervisor, board_text
+from ostinato.launch.placing.supervision import BOARD_INTERVAL_S, Event, Supervisor, board_text
 from ostinato.launch.workers.shutdown import until_stopped
 from ostinato.record.restore import sweep_restorations
 from ostinato.record.roles import hold
@@ -51,8 +51,8 @@ async def up(config: Config, console: Console, on: Literal["here", "ray"] = "her
 
     say = partial(_tell, console)
     with hold(home(config).root, "up"):
-        with contextlib.suppress(OSError):  # housekeeping tries again
-            sweep_restorations(home(config).log, math.inf)  # no restoration is going on: it would hold the lock
+        with contextlib.suppress(OSError):  # housekeeping retries
+            sweep_restorations(home(config).log, math.inf)  # none is in progress: it would hold the lock
         if not config.record.url and (words := network_warning(config.run.directory)):
             say("log", words)
         if not config.evaluate.suite:
@@ -61,7 +61,7 @@ async def up(config: Config, console: Console, on: Literal["here", "ray"] = "her
         for worker, words in config_warnings(config).items():
             say(worker, words, "bold yellow")
         async with _launching(config, say, on) as launched:
-            stopping = until_stopped()  # after the launch: Ray sets handlers, too
+            stopping = until_stopped()  # after the launch, since Ray sets signal handlers too
             if launched.url:
                 _show(console, Text(f"reserved {launched.url}; it answers once the model is loaded"))
             announcing = asyncio.create_task(_announce(launched, config, console))
@@ -76,7 +76,7 @@ def _launching(config: Config, say: Event, on: str) -> contextlib.AbstractAsyncC
 
 
 def _show(console: Console, line: Text) -> None:
-    """Print one line for people. If it cannot be written, as on a full disk, the workers go on all the same."""
+    """Print a line. An output that cannot be written, e.g. on a full disk, must not stop the workers."""
     with contextlib.suppress(OSError):
         console.print(line, highlight=False, soft_wrap=True)
 
@@ -86,13 +86,13 @@ def _tell(console: Console, worker: str, words: str, style: str = "") -> None:
 
 
 def _limits(config: Config) -> str:
-    """What each tenant may take, in words; "" for a server that all who may ask have to themselves."""
+    """Return each tenant's limits in words; "" with a single tenant."""
     tenants = Keyring(client_keys(config.serve.api_keys, config.serve.api_keys_file)).tenants
     return f"limits: {in_force(config.serve, tenants)}" if len(tenants) > 1 else ""
 
 
 async def _announce(launched: Launched, config: Config, console: Console) -> None:
-    """Show what the serving worker does until it can answer, however long that takes, and from then on what it cannot do."""
+    """Until cancelled, show the serving worker's activity until it is ready, then its URLs, and from then on its troubles."""
     tell, troubled, shown, url = partial(_tell, console, "serve"), "", "", None
     started = asyncio.get_running_loop().time()
     with contextlib.suppress(OSError), console.status("starting") as status:
@@ -120,7 +120,7 @@ async def _announce(launched: Launched, config: Config, console: Console) -> Non
 
 
 def _show_trouble(launched: Launched, tell: Callable[[str, str], None], known: str) -> str:
-    """Show what the serving worker cannot do, unless that is known. Returns it."""
+    """Show the serving worker's trouble if it is not the `known` one. Return it."""
     trouble = launched.trouble("serve")
     if trouble and trouble != known:
         tell(trouble, "red")
@@ -130,13 +130,13 @@ def _show_trouble(launched: Launched, tell: Callable[[str, str], None], known: s
 # ---------------------------------------------------------------- on the nodes of a cluster
 
 
-_LOOK_S = 0.5
-_ASKING = ("release", "rollout")  # workers that call the gateway
-_LEAST = 0.0001  # the smallest amount of a resource that Ray tells from zero
+_POLL_S = 0.5
+_GATEWAY_CALLERS = ("release", "rollout")  # workers that call the gateway
+_MIN_AMOUNT = 0.0001  # Ray's resolution: smaller amounts of a resource count as zero
 
 
 def check_placeable(config: Config) -> None:
-    """Raise BadConfig for a run whose workers cannot be on several machines."""
+    """Raise BadConfig for a run whose workers cannot be placed on several machines."""
     if not config.record.url:
         raise BadConfig("`--on ray` needs a log that all nodes reach: name a Postgres database in record.url")
     if not config.weights.url:
@@ -150,8 +150,8 @@ def check_placeable(config: Config) -> None:
         _check_amounts(config, worker)
 
 
-def _reserved(config: Config) -> Config:
-    """An engine without a number of threads takes the cores that are reserved for it, not all that its node has."""
+def _with_reserved_threads(config: Config) -> Config:
+    """Return the configuration with `engine.threads` set: by default the CPUs reserved for serving, not all those of its node."""
     if config.engine.threads:
         return config
     reserved = max(1, int(config.ray.cpus.get("serve", 1.0)))
@@ -159,39 +159,39 @@ def _reserved(config: Config) -> Config:
 
 
 def _check_amounts(config: Config, worker: str) -> None:
-    """Raise BadConfig for amounts of resources that Ray would refuse to give to a worker."""
+    """Raise BadConfig for amounts of resources that Ray would refuse for a worker."""
     cpus, others = config.ray.cpus.get(worker, 1.0), config.ray.resources.get(worker, {})
     named = {f"ray.cpus.{worker}": cpus} | {f"ray.resources.{worker}.{name}": each for name, each in others.items()}
     for key, amount in named.items():
-        if not math.isfinite(amount) or amount < 0 or 0 < amount < _LEAST:
-            raise BadConfig(f"{key} is {amount:g}; give 0, or {_LEAST:g} and more")
+        if not math.isfinite(amount) or amount < 0 or 0 < amount < _MIN_AMOUNT:
+            raise BadConfig(f"{key} is {amount:g}; give 0, or {_MIN_AMOUNT:g} and more")
     if others.get("GPU", 0) > 1 and others["GPU"] % 1:
         raise BadConfig(f"ray.resources.{worker}.GPU is {others['GPU']:g}; give a share of one GPU, or a whole number")
     if "object_store_memory" in others:
         raise BadConfig(f"ray.resources.{worker}.object_store_memory: a worker uses none; leave it out")
     if worker in WORKERS and not any({"CPU": cpus, **others}.values()):
         nothing = f"ray.cpus.{worker} is 0, and it takes nothing else"
-        raise BadConfig(f"{nothing}: give it {_LEAST:g} or more, so that Ray has a place to keep")
+        raise BadConfig(f"{nothing}: give it {_MIN_AMOUNT:g} or more, so that Ray has a place to keep")
 
 
 @contextlib.asynccontextmanager
 async def launch_on_ray(config: Config, say: Event) -> AsyncGenerator[Launched]:
-    """A run's workers on a Ray cluster, alive inside the block and stopped after it. The caller must hold the run's `up` lock.
+    """Run a run's workers on a Ray cluster inside the block, and stop them after it. The caller must hold the run's `up` lock.
 
-    Raises BadConfig if there is no such cluster, or the run cannot be on several machines.
+    Raises BadConfig if there is no such cluster, or the run cannot be placed on several machines.
     """
     check_placeable(config)
-    place, config = home(config), _reserved(config)
+    place, config = home(config), _with_reserved_threads(config)
     save(config, place.config)
     cluster = RayCluster(config.ray, WORKERS)
     try:
         crew = Crew(config, place, cluster, say)
         supervisor = Supervisor(crew.workers, config.supervise, say, front="serve")
         async with supervised(place, supervisor, "", lambda: crew.serving.url) as launched:
-            write_wish(place.scale, config.ray.rollouts)
+            write_requested(place.scale, config.ray.rollouts)
             keeping = {asyncio.create_task(crew.keep(supervisor))}
             if config.compute.share:
-                keeping.add(asyncio.create_task(Sharing(config, say).keep()))
+                keeping.add(asyncio.create_task(ShareController(config, say).keep()))
             try:
                 yield launched
             finally:
@@ -204,11 +204,11 @@ async def launch_on_ray(config: Config, say: Event) -> AsyncGenerator[Launched]:
 
 
 class Crew:
-    """The workers of a run on a cluster: those that every run has, and as many rollout workers as are wanted."""
+    """The workers of a run on a cluster: those that every run has, and the requested number of rollout workers."""
 
     def __init__(self, config: Config, place: Home, cluster: RayCluster, say: Event) -> None:
         self.config, self.place, self.cluster, self.say = config, place, cluster, say
-        self._admin_key = place.admin_key()  # once: the gateway goes on with the key that it started with
+        self._admin_key = place.admin_key()  # read once, since the gateway keeps the key that it started with
         self._shown_at, self._failing, self._out_of_reach = 0.0, dict[str, str](), set[tuple[str, str, str]]()
         self.workers = [self._worker(name, name) for name in WORKERS]
 
@@ -217,8 +217,8 @@ class Crew:
         return next(worker for worker in self.workers if worker.name == "serve")
 
     async def keep(self, supervisor: Supervisor) -> None:
-        """Until cancelled, adjust the number of rollout workers, tell workers that call the gateway its URL, send the gateway's node the
-        files of this machine that it reads, and stop workers on nodes that are taken away. A failure is reported once and retried.
+        """Until cancelled, adjust the number of rollout workers, send workers the gateway's URL, send the gateway's node the files of this
+        machine that it reads, and stop workers on draining nodes. A failure is reported once and retried.
         """
         parts = {
             "scaling": self._scale,
@@ -231,15 +231,15 @@ class Crew:
                 try:
                     await part(supervisor)
                     self._failing.pop(name, None)
-                except Exception as error:  # noqa: BLE001 (one part that fails must not end the others in silence)
+                except Exception as error:  # noqa: BLE001 (one part's failure must not silently end the others)
                     what = f"{name} failed and is tried again: {type(error).__name__}: {error}"
                     if self._failing.get(name) != what:
                         self.say("up", what)
                     self._failing[name] = what
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     async def _scale(self, supervisor: Supervisor) -> None:
-        wanted = None if self.config.learn.source == "people" else read_wish(self.place.scale)
+        wanted = None if self.config.learn.source == "people" else read_requested(self.place.scale)
         there = [worker for worker in self.workers if worker.name not in WORKERS]
         if wanted is None or wanted == len(there):
             return
@@ -259,25 +259,25 @@ class Crew:
         url = self.serving.url
         if url is None:
             return
-        with contextlib.suppress(OSError):  # for commands on this machine, which say so if the file is missing
+        with contextlib.suppress(OSError):  # the file is only for commands on this machine, which report it if missing
             known = read_address(self.place.address)
             if known is None or reachable(known, self.serving.node) != url:
                 write_address(self.place.address, url)
-        asking = [worker for worker in self.workers if worker.name.startswith(_ASKING)]
+        asking = [worker for worker in self.workers if worker.name.startswith(_GATEWAY_CALLERS)]
         for worker in asking:
             self._warn(url, worker)
         await asyncio.gather(*(worker.tell(url, self.config.supervise.stop_s) for worker in asking))
 
     async def _show(self, supervisor: Supervisor) -> None:
-        """Send the gateway's node the board, shown at `/metrics` and on the page, and the list of engine servers that drain."""
-        if (now := asyncio.get_running_loop().time()) - self._shown_at >= EVERY_S:
+        """Send the gateway's node the status board, for `/metrics` and the page, and the list of draining engine servers."""
+        if (now := asyncio.get_running_loop().time()) - self._shown_at >= BOARD_INTERVAL_S:
             self._shown_at = now
             self.serving.give(self.place.workers.name, board_text(supervisor.watched))
         draining = self.place.draining
         self.serving.give(draining.name, draining.read_text(errors="replace") if draining.exists() else "")
 
     async def _move(self, _: Supervisor) -> None:
-        """Stop the workers on a node that Ray takes away while they still have time to end; they start again elsewhere."""
+        """Stop the workers on draining nodes while they still have time to end. They are restarted elsewhere."""
         leaving = await self.cluster.leaving()
         going = [worker for worker in self.workers if worker.node_name and worker.node_name in leaving]
         for worker in going:
@@ -285,7 +285,7 @@ class Crew:
         await asyncio.gather(*(worker.stop(self.config.supervise.stop_s) for worker in going))
 
     def _warn(self, url: str, worker: PlacedWorker) -> None:
-        """Say once that a worker cannot reach the gateway."""
+        """Report once that a worker cannot reach the gateway."""
         pair = (worker.name, worker.node, url)
         if worker.node in ("", self.serving.node) or pair in self._out_of_reach or not _loopback(url):
             return
@@ -294,9 +294,9 @@ class Crew:
         self.say(worker.name, what)
 
     def _worker(self, name: str, kind: str, before: int = 0) -> PlacedWorker:
-        """Make a worker. `before`: how many of its kind there are already; added to the seed, so that each has its own order of tasks."""
+        """Make a worker. `before`: number of earlier ones of its kind, added to the seed, so that each draws tasks in its own order."""
         root = self.place.root.absolute()
-        own = root if name == kind else root / name  # each rollout worker has a journal of its own
+        own = root if name == kind else root / name  # each rollout worker has its own journal
         run = self.config.run.model_copy(update={"directory": own})
         worlds = self.config.worlds.model_copy(update={"seed": self.config.worlds.seed + before})
         settings = self.config.model_copy(update={"run": run, "worlds": worlds})
@@ -308,7 +308,7 @@ class Crew:
             command=kind,
             settings=json.dumps(plain(settings), indent=1),
             home=str(own),
-            admin_key=self._admin_key if kind in ("serve", *_ASKING) else "",
+            admin_key=self._admin_key if kind in ("serve", *_GATEWAY_CALLERS) else "",
             cwd=os.getcwd(),
         )
         return PlacedWorker(name, order, self.cluster.place_for(name, kind), self.say)

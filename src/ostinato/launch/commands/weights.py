@@ -1,8 +1,8 @@
-"""`ostinato weights`: looks at versions, checks and cleans the store, exports a model, replays a run.
+"""`ostinato weights`: shows and compares versions, verifies and garbage-collects the store, exports a model, replays a run.
 
 `ostinato weights pull`, `push` and `relay`: copies of versions between stores, and a relay that followers read from.
 
-`ostinato weights drive-vllm`: a vLLM server follows a ref of the weight store.
+`ostinato weights drive-vllm`: makes a vLLM server follow a ref of the weight store.
 """
 
 from __future__ import annotations
@@ -60,14 +60,15 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 async def show_version(config: Config, name: str, console: Console) -> None:
-    """Print what one version is made of. Raises NotFound."""
+    """Print a version's manifest: kind, parent, sizes, codecs and metadata. Raises NotFound."""
     manifest = await find_version(config, name)
     table = Table(show_header=False, box=None, pad_edge=False)
     codecs: dict[str, tuple[int, int]] = {}
     for chunk in (chunk for tensor in manifest.tensors for chunk in tensor.chunks):
         count, size = codecs.get(chunk.codec, (0, 0))
         codecs[chunk.codec] = (count + 1, size + chunk.length)
-    table.add_row("version", Text(plain(f"v{manifest.number} of run {manifest.run}")))  # whoever published it wrote it
+    # `plain`, since the publisher's text is untrusted
+    table.add_row("version", Text(plain(f"v{manifest.number} of run {manifest.run}")))
     table.add_row("root", manifest.root)
     table.add_row("kind", f"{manifest.kind}, {manifest.links} deltas after a full snapshot")
     table.add_row("parent", manifest.parent or "none")
@@ -82,8 +83,9 @@ async def show_version(config: Config, name: str, console: Console) -> None:
 
 
 async def diff_versions(config: Config, one: str, other: str, html: Path | None, console: Console) -> None:
-    """Print how many elements changed from one version to the other, per layer. Raises NotFound, BadRequest, StorageFull if
-    `html` cannot be written.
+    """Print the share of elements that differ between two versions, per layer; with `html` also as a page.
+
+    Raises NotFound, BadRequest, StorageFull if `html` cannot be written.
     """
     follower = open_follower(config)
     with console.status("fetching both versions"):
@@ -112,7 +114,7 @@ async def diff_versions(config: Config, one: str, other: str, html: Path | None,
 
 
 def picture(changes: Sequence[TensorChange]) -> list[Text]:
-    """One line per kind of tensor, one block per layer, higher where more changed; then the tensors outside of layers."""
+    """Return a sparkline per kind of tensor: one block per layer, higher where a larger share changed."""
     most = max((change.share for change in changes), default=0.0)
     width = max((len(change.kind) for change in changes), default=0)
     lines: list[Text] = []
@@ -126,9 +128,9 @@ def picture(changes: Sequence[TensorChange]) -> list[Text]:
 
 
 async def find_version(config: Config, name: str, run: str = "") -> Manifest:
-    """The version named by a ref, a number (v12), or the first digits of its root. Raises NotFound, BadRequest.
+    """Return the version named by a ref, a number (v12), or the first digits of its root hash. Raises NotFound, BadRequest.
 
-    Where a tenant's branch has a version of this number, too, it is that of `run`; by default not the branch's.
+    A tenant's branch may have a version with the same number: the one of `run` is returned, by default that of the configured run.
     """
     store = open_store(config)
     manifests, refs = Manifests(store), await store.refs()
@@ -137,26 +139,26 @@ async def find_version(config: Config, name: str, run: str = "") -> Manifest:
     versions = {ref.removeprefix(VERSIONS): value for ref, value in refs.items() if ref.startswith(VERSIONS)}
     if number := _NUMBER.fullmatch(name):
         every = [await manifests.read(value) for value in versions.values()]
-        found = [manifest for manifest in every if manifest.number == int(number.group(1))]
-        own = line_of(run or (branch_of(config.run.tenant) if config.run.tenant else ""))
-        found = [manifest for manifest in found if line_of(manifest.run) == own] or found
+        matches = [manifest for manifest in every if manifest.number == int(number.group(1))]
+        line = line_of(run or (branch_of(config.run.tenant) if config.run.tenant else ""))
+        matches = [manifest for manifest in matches if line_of(manifest.run) == line] or matches
     else:
-        found = []
-    if not found and _ROOT.fullmatch(name):  # its first digits may all be decimal
-        found = [await manifests.read(value) for root, value in versions.items() if root.startswith(name)]
-    if not found:
-        shown = ", ".join(ref for ref in refs if not ref.startswith(VERSIONS))
-        if not shown:
+        matches = []
+    if not matches and _ROOT.fullmatch(name):  # not `elif`: the first digits of a root may all be decimal
+        matches = [await manifests.read(value) for root, value in versions.items() if root.startswith(name)]
+    if not matches:
+        named = ", ".join(ref for ref in refs if not ref.startswith(VERSIONS))
+        if not named:
             raise NotFound(f"no version {name!r}: this run has none yet; start `ostinato up`, and wait until it serves")
         if name == "candidate":
             raise NotFound(
                 "there is no candidate yet: `ostinato status` says what the trainer waits for; or name another version, by a ref "
-                f"({shown}), a number such as v12, or a root's first digits"
+                f"({named}), a number such as v12, or a root's first digits"
             )
-        raise NotFound(f"no version {name!r}: give a ref ({shown}), a number such as v12, or a root's first digits")
-    if len({manifest.root for manifest in found}) > 1:
-        raise BadRequest(f"{len(found)} versions match {name!r}: give more of the root (`ostinato weights log`)")
-    return found[0]
+        raise NotFound(f"no version {name!r}: give a ref ({named}), a number such as v12, or a root's first digits")
+    if len({manifest.root for manifest in matches}) > 1:
+        raise BadRequest(f"{len(matches)} versions match {name!r}: give more of the root (`ostinato weights log`)")
+    return matches[0]
 
 
 def _name(policy: PolicyVersion) -> str:
@@ -172,7 +174,7 @@ def _ratio(manifest: Manifest) -> str:
     return f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}"
 
 
-# ---------------------------------------------------------------- chains
+# ---------------------------------------------------------------- chains of versions
 
 
 async def print_chain(config: Config, ref: str, console: Console) -> None:
@@ -185,7 +187,7 @@ async def print_chain(config: Config, ref: str, console: Console) -> None:
 
 
 async def check_store(config: Config, console: Console) -> None:
-    """Verify everything that a ref can reach. Raises Corrupt if something is not what it should be."""
+    """Verify every object that is reachable from a ref. Raises Corrupt if one is missing or damaged."""
     with console.status("reading and hashing"):
         found = await verify(open_store(config))
     for problem in found.problems:
@@ -215,7 +217,7 @@ async def export_model(config: Config, ref: str, target: Path, console: Console)
 
 
 async def collect_garbage(config: Config, dry_run: bool, console: Console) -> None:
-    """Delete what nothing needs, or say what would be deleted. Raises Corrupt if a manifest, which names what is needed, is damaged."""
+    """Delete unreferenced versions, or print what would be deleted. Raises Corrupt if a manifest is damaged, since it lists references."""
     store, roots = open_store(config), await _needed(config, console)
     with _stages(console) as show:
         found = await collect(store, config.collect, roots=roots, dry_run=dry_run, on_step=show)
@@ -223,7 +225,7 @@ async def collect_garbage(config: Config, dry_run: bool, console: Console) -> No
 
 
 async def pin_version(config: Config, name: str, version: str, console: Console) -> None:
-    """Keep a version until it is unpinned. Raises NotFound, BadRequest."""
+    """Pin a version: keep it until it is unpinned. Raises NotFound, BadRequest."""
     policy = (await find_version(config, version)).policy
     before = await pins.pin(open_store(config), name, policy.hash)
     moved = f"; it held {before[:16]} before" if before not in (None, policy.hash) else ""
@@ -231,13 +233,13 @@ async def pin_version(config: Config, name: str, version: str, console: Console)
 
 
 async def unpin_version(config: Config, name: str, console: Console) -> None:
-    """Remove a pin. Raises NotFound, which lists the pins."""
+    """Remove a pin. Raises NotFound with a list of the pins."""
     root = await pins.unpin(open_store(config), name)
     say(console, f"pin {name} is gone; it held {root[:16]}")
 
 
 async def _needed(config: Config, console: Console) -> list[str]:
-    """The roots that must stay according to the run's log."""
+    """Return the roots that must be kept according to the run's log."""
     if not home(config).log.exists():
         console.print(f"no log in {config.run.directory}: past releases are kept only where a ref or pin names them")
         return []
@@ -247,7 +249,7 @@ async def _needed(config: Config, console: Console) -> list[str]:
 
 @contextlib.contextmanager
 def _stages(console: Console) -> Generator[Callable[[GcProgress], None]]:
-    """A bar for each stage of a collection that is told of, with bytes and their rate."""
+    """Yield a function that shows a progress bar with bytes and their rate for each stage of a garbage collection."""
     counts = (bars.MofNCompleteColumn(), "{task.fields[size]}", bars.TimeElapsedColumn())
     with bars.Progress("{task.description}", bars.BarColumn(), *counts, console=console) as progress:
         tasks: dict[str, bars.TaskID] = {}
@@ -288,7 +290,7 @@ def _size(tally: Tally) -> str:
 
 
 async def replay_run(config: Config, console: Console) -> None:
-    """Train again from the log and compare every published version's root. Raises Corrupt at the first that differs."""
+    """Repeat the training from the log and compare the root of every published version. Raises Corrupt at the first that differs."""
     path = await asyncio.to_thread(model_path, config)
     with open_run(config) as run, console.status("taking every recorded step again"):
         lines = Lines(run.home.progress("train")).new()
@@ -301,9 +303,10 @@ async def replay_run(config: Config, console: Console) -> None:
 
 
 async def replay(run: Run, path: Path) -> dict[int, str]:
-    """Take every recorded step again, from the starting model, and return step -> root of its weights.
+    """Repeat every recorded step from the starting model and return {step: root of its weights}. Writes nothing.
 
-    Needs the same machine type, torch, thread and rank count to give the same bits. Nothing is written.
+    Gives the same bits only with the same type of machine, version of torch, and numbers of threads and ranks. Raises Corrupt if turns were
+    erased.
     """
     import torch
 
@@ -318,7 +321,7 @@ async def replay(run: Run, path: Path) -> dict[int, str]:
         async for batch in parts.desk.recorded(1, cast(Batch, last[0][1]).step if last else 0):
             if any(sample.turn.redacted for sample in batch.samples):
                 raise Corrupt(f"turns of step {batch.row.step} were erased: it cannot be taken again as it was")
-            with contextlib.suppress(NoSignal, BadWeights):  # a batch that was refused then is refused now
+            with contextlib.suppress(NoSignal, BadWeights):  # a batch that was refused then is refused again
                 await parts.learner.trainer.step(batch)
                 roots[batch.row.step] = weights_root(await asyncio.to_thread(parts.trainer.weights))
     finally:
@@ -326,17 +329,17 @@ async def replay(run: Run, path: Path) -> dict[int, str]:
     return roots
 
 
-# ---------------------------------------------------------------- copies, and followers of other engines
+# ---------------------------------------------------------------- copies between stores
 
 
 LEDGERS = frozenset({"live", "control", "canary", "best", "verified"})
-"""The refs that a run's release ledger controls."""
+"""Refs that a run's release ledger controls."""
 
 
 async def pull(
     config: Config, url: str, version: str, name: str | None, options: Sequence[str], console: Console
 ) -> None:
-    """Copy a version from the store at `url` into the run's. Raises BadConfig if that would move a ref that the release ledger controls."""
+    """Copy a version from the store at `url` into the run's. Raises BadConfig if that would move a ref of the release ledger."""
     ref, place = _target(version, name), home(config)
     if ref in LEDGERS and not config.weights.url and place.log.exists():
         raise BadConfig(
@@ -349,7 +352,7 @@ async def pull(
 async def push(
     config: Config, url: str, version: str, name: str | None, options: Sequence[str], console: Console
 ) -> None:
-    """Copy a version from the run's store into the store at `url`. Raises BadConfig if that store can only be read."""
+    """Copy a version from the run's store into the store at `url`. Raises BadConfig if that store is read-only."""
     ref, target = _target(version, name), _elsewhere(config, url, options)
     if isinstance(target, HttpStore):
         raise BadConfig(f"{url} can only be read; push to the bucket or directory behind it")
@@ -358,7 +361,7 @@ async def push(
 
 
 async def relay(config: Config, address: str | None, console: Console) -> None:
-    """Serve the run's store to followers through a directory, until told to stop. Raises Conflict if the directory is in use."""
+    """Serve the run's store to followers, cached in a directory, until told to stop. Raises Conflict if the directory is in use."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     host, port = _address(address) if address is not None else (config.relay.host, config.relay.port)
     directory = config.relay.directory or home(config).root / "relay"
@@ -378,12 +381,12 @@ async def relay(config: Config, address: str | None, console: Console) -> None:
 
 
 def _target(version: str, name: str | None) -> str | None:
-    """The ref that moves in the target: `name` if given, else the source's ref; None if `version` is a hash."""
+    """Return the ref to move in the target store: `name` if given, else the source's ref; None if `version` is a hash."""
     return name or (None if is_hash(version) else version)
 
 
 def _elsewhere(config: Config, url: str, options: Sequence[str]) -> RefStore:
-    """The store at a URL, with the run's settings but its own options."""
+    """Open the store at a URL with the run's settings, but with these options instead of the run's."""
     pairs: dict[str, str] = {}
     for option in options:
         key, equals, value = option.partition("=")
@@ -423,7 +426,7 @@ def _done(done: Transferred, ref: str | None, verb: str, console: Console) -> No
 
 
 async def drive(config: Config, url: str, ref: str, kv: Kv, store: str, console: Console) -> None:
-    """Follow `ref` with the vLLM server at `url` until told to stop. `store` is that server's name for the weight store; "": our own."""
+    """Make the vLLM server at `url` follow `ref` until told to stop. `store`: the weight store as that server reaches it; "": as we do."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     follower = open_follower(config)
     place = store_place(config, store)

@@ -1,6 +1,7 @@
-"""Where a run's gateway listens: a file with its URL and the process that wrote it, so that a stale file is ignored.
+"""The gateway's address: the file with its URL, and its listening socket.
 
-The listening socket is bound before any model is loaded and handed down to the worker that answers, so that it outlives it.
+The file also names the process that wrote it, so that a stale file is ignored. The supervisor binds the socket before any model is loaded
+and hands it down to the serving worker, so that it survives the worker.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def write_address(path: Path, url: str) -> None:
 
 
 def reachable(url: str, node: str) -> str:
-    """The URL of a gateway on `node` as other machines reach it: a wildcard address is replaced by the node's own.
+    """Return the URL by which other machines reach a gateway on `node`: a wildcard address is replaced by the node's own.
 
     Example: ``reachable("http://0.0.0.0:8321", "10.0.0.7") == "http://10.0.0.7:8321"``
     """
@@ -45,24 +46,24 @@ async def await_gateway(place: Home) -> str:
 
 
 def remove_address(path: Path) -> None:
-    """Remove the file: nobody serves there any more."""
+    """Remove the file, once nobody serves there any more."""
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
 
 
-# ---------------------------------------------------------------- free ports
+# ---------------------------------------------------------------- listening sockets
 
 
 _BACKLOG = 512
 
 
 def bind(host: str, port: int, remedy: str = "set listen.host and listen.port") -> socket.socket:
-    """Open a listening socket; the port may be 0. Clients that connect before a worker answers wait.
+    """Open a listening socket; port 0 lets the system choose. Clients that connect before a worker accepts wait in its backlog.
 
-    Raises BadConfig, with a message that ends with `remedy`, if the address is taken or does not belong to this machine.
+    Raises BadConfig, with a message that ends with `remedy`, if the address is in use or does not belong to this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # the protocol must be named, or asyncio would leave Nagle's delay on
+    # asyncio disables Nagle's algorithm only if the protocol is named
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -77,8 +78,8 @@ def bind(host: str, port: int, remedy: str = "set listen.host and listen.port") 
 
 
 def handed_down() -> socket.socket | None:
-    """The socket that the supervisor bound for this worker, or None for a worker that was started by hand."""
-    named = os.environ.pop(LISTEN_FD, None)  # not for programs that the worker starts
+    """Return the socket that the supervisor bound for this worker; None for a worker that was started by hand."""
+    named = os.environ.pop(LISTEN_FD, None)  # subprocesses must not see it
     if named is None:
         return None
     os.set_inheritable(int(named), False)
@@ -86,6 +87,6 @@ def handed_down() -> socket.socket | None:
 
 
 def url_of(listener: socket.socket) -> str:
-    """Example: "http://127.0.0.1:8321"."""
+    """Return a listening socket's URL. Example: "http://127.0.0.1:8321"."""
     host, port = listener.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"

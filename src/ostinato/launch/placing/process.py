@@ -1,8 +1,8 @@
-"""One worker as a subprocess: how it is started, heard and stopped, and how it rotates its output file.
+"""One worker as a subprocess: its start, its heartbeats, its end, and the rotation of its output file.
 
-Once a second the worker looks at the size of the file that it writes to. A file that is too long is truncated in place, not renamed,
-because every program that the worker started writes to the same open file: under another name it would be written on, unbounded and
-unseen. No pipe lies between, so nothing blocks on a full disk or dies with a reader, and what a crash prints last is in the file.
+Once a second the worker checks the size of its output file. A file that is too long is truncated in place, not renamed: the worker's own
+subprocesses have the same file open and would go on writing to it under its new name, unbounded and unseen. There is no pipe between
+worker and file, so no write blocks on a full disk or fails because a reader died, and the file holds the last words of a crash.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ from ostinato.launch.placing.heartbeat import PARENT, PULSE_FD, Sign, read_sign
 
 
 OUTPUT = "OSTINATO_OUTPUT"
-"""Environment variable that holds the path of a supervised worker's output file."""
+"""Environment variable with the path of a supervised worker's output file."""
 KEPT_BYTES = 16 << 20
 LOOK_S = 1.0
-_PART = 1 << 20
+_CHUNK_BYTES = 1 << 20
 _LONGEST_LINE = 1 << 16
 
 
 class Rotation(threading.Thread):
-    """Keeps the output file at `most_bytes`, and the older part beside it at twice that, but for what is written in one second."""
+    """The thread that keeps the output file at `most_bytes` and its older part at twice that, apart from the output of one second."""
 
     def __init__(self, path: Path, most_bytes: int) -> None:
         super().__init__(name="rotation", daemon=True)
         self._path, self._most_bytes = path, most_bytes
-        self._one = threading.Lock()  # the last look is the main thread's
+        self._lock = threading.Lock()  # the main thread makes the last check
 
     def run(self) -> None:
-        """Look at the file every `LOOK_S` seconds until the process ends."""
+        """Check the file every `LOOK_S` seconds until the process ends."""
         while True:
             self.look()
             time.sleep(LOOK_S)
 
     def look(self) -> None:
-        """Rotate the file if it is too long. An error, such as a full disk, is left to the next look."""
-        with self._one, contextlib.suppress(OSError):
+        """Rotate the file if it is too long. After an error, such as a full disk, the next check retries."""
+        with self._lock, contextlib.suppress(OSError):
             rotate(self._path, self._most_bytes)
 
 
 def rotation(most_bytes: int) -> Rotation | None:
-    """The rotation of this process's output; None for a worker that was started by hand, whose output is its caller's own."""
-    named = os.environ.pop(OUTPUT, None)  # not for programs that the worker starts
+    """Return the rotation of this process's output file; None for a worker that was started by hand."""
+    named = os.environ.pop(OUTPUT, None)  # subprocesses must not see it
     if not named:
         return None
     path = Path(named)
@@ -69,10 +69,10 @@ def rotation(most_bytes: int) -> Rotation | None:
 
 
 def rotate(path: Path, most_bytes: int) -> bool:
-    """If a file that others append to exceeds `most_bytes`, move its newest part to `older(path)` and empty it. True if so.
+    """Copy the newest part of a file that exceeds `most_bytes` to `older(path)` and truncate the file. Return True if it was rotated.
 
-    A line that is written between the last read and the truncation is lost, as is what a burst writes faster than it is copied. On a disk
-    without room for the copy, a file of more than twice `most_bytes` is emptied all the same. Raises OSError.
+    Other processes may append meanwhile: a line that is written between the last read and the truncation is lost, as is a burst that
+    outruns the copy. If the disk has no room for the copy, a file of more than twice `most_bytes` is still truncated. Raises OSError.
     """
     with open(path, "r+b", buffering=0) as output:
         size = output.seek(0, os.SEEK_END)
@@ -83,9 +83,9 @@ def rotate(path: Path, most_bytes: int) -> bool:
             with open(partial, "wb", opener=private) as kept:
                 at = size - most_bytes
                 head = os.pread(output.fileno(), _LONGEST_LINE, at - 1) if at else b"\n"
-                at += max(0, head.find(b"\n"))  # the older part begins with a whole line, unless that is very long
+                at += max(0, head.find(b"\n"))  # begin with a whole line, unless it is very long
                 end = at + 2 * most_bytes
-                while at < end and (part := os.pread(output.fileno(), min(_PART, end - at), at)):
+                while at < end and (part := os.pread(output.fileno(), min(_CHUNK_BYTES, end - at), at)):
                     kept.write(part)
                     at += len(part)
             partial.replace(older(path))
@@ -101,11 +101,11 @@ def rotate(path: Path, most_bytes: int) -> bool:
 
 
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-"""Environment variables of a worker: workers share the cores, and no worker takes them all."""
+"""Environment variables of every worker, so that no worker takes all the cores."""
 
 
 class Child(Protocol):
-    """A process as asyncio starts it. `returncode` is None while it runs, and minus the signal's number if one ended it."""
+    """The part of `asyncio.subprocess.Process` that is used. `returncode` is None while it runs, and minus the number of a fatal signal."""
 
     @property
     def pid(self) -> int: ...
@@ -116,18 +116,18 @@ class Child(Protocol):
 
 
 spawn: Callable[..., Awaitable[Child]] = asyncio.create_subprocess_exec
-"""Starts a worker's process, with asyncio's arguments. `warm` and the tests fork it from a process that has imported its libraries."""
-_TAIL = 4096  # bytes at the end of the output that are searched for a last line
-_PIPE = 1 << 16
+"""Starts a worker's process, with asyncio's arguments. `warm` and the tests replace it to fork from a process with loaded libraries."""
+_TAIL_BYTES = 4096  # bytes at the end of the output in which a last line is searched
+_READ_BYTES = 1 << 16
 
 
 @dataclass(slots=True)
 class WorkerProcess:
-    """One subprocess and how to start it. `env` is added to the environment, `fds` are inherited; output goes to `log`. It starts in
-    `directory`, or in this process's directory if None.
+    """A `Worker` that is a subprocess of this one. `env` is added to the environment, `fds` are inherited, output is appended to `log`. It
+    starts in `directory`; None: in this process's.
 
-    `sign` is its last sign of life, received at `heard` on the loop's clock. `was_ready`: it has been ready at least once since the
-    supervisor began.
+    `sign` is its last heartbeat, received at `heard` on the loop's clock. `was_ready`: it has been ready at least once since the supervisor
+    started.
     """
 
     name: str
@@ -146,7 +146,7 @@ class WorkerProcess:
     _started_at: float = 0.0
 
     async def start(self) -> None:
-        """Start the process in its own group, so that a Ctrl-C at the terminal reaches only the supervisor."""
+        """Start the process in its own process group, so that Ctrl-C at the terminal reaches only the supervisor."""
         self.log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         loop = asyncio.get_running_loop()
         ours, theirs = os.pipe()
@@ -161,7 +161,7 @@ class WorkerProcess:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=output,
                     stderr=asyncio.subprocess.STDOUT,
-                    env={**os.environ, **self.env, **self._own(theirs)},
+                    env={**os.environ, **self.env, **self._supervision_env(theirs)},
                     pass_fds=(theirs, *self.fds),
                     start_new_session=True,
                 )
@@ -171,10 +171,10 @@ class WorkerProcess:
         finally:
             os.close(theirs)
         self.sign, self.heard, self._pipe, self._rest = None, loop.time(), ours, b""
-        loop.add_reader(ours, self._listen)
+        loop.add_reader(ours, self._read_signs)
 
-    def _own(self, pulse: int) -> dict[str, str]:
-        """The environment variables by which a worker knows its supervisor."""
+    def _supervision_env(self, pulse: int) -> dict[str, str]:
+        """Return the environment variables that connect a worker to its supervisor."""
         return {PARENT: str(os.getpid()), PULSE_FD: str(pulse), OUTPUT: str(self.log.absolute())}
 
     @property
@@ -193,16 +193,16 @@ class WorkerProcess:
         return ""
 
     async def ended(self) -> int:
-        """Wait for the end; returns the exit code, or minus the signal number. By then all of its signs have been received."""
+        """Wait for the end and return the exit code, or minus the signal number. By then all heartbeats have been received."""
         if self.process is None:
             raise RuntimeError(f"{self.name} was not started")
         code = await self.process.wait()
-        self._listen()
-        self._deafen()
+        self._read_signs()
+        self._close_pipe()
         return code
 
     async def stop(self, grace_s: float) -> bool:
-        """SIGTERM, a grace period, then SIGKILL to the whole group. True if it ended by itself."""
+        """Send SIGTERM, and after `grace_s` seconds SIGKILL to the whole process group. Return True if it ended by itself."""
         process = self.process
         if process is None or process.returncode is not None:
             return True
@@ -216,43 +216,43 @@ class WorkerProcess:
         return True
 
     async def kill(self) -> None:
-        """SIGKILL to the whole group, which reaches a stopped process, too."""
+        """Send SIGKILL to the whole process group, which also ends a process that is stopped (SIGSTOP)."""
         process = self.process
         if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 try:
                     os.killpg(process.pid, signal.SIGKILL)
-                except ProcessLookupError:  # it was forked just now, and has no group of its own yet
+                except ProcessLookupError:  # just forked, it has no process group yet
                     process.send_signal(signal.SIGKILL)
             await process.wait()
 
     def last_line(self) -> str:
-        """The last line of this process's output, in case the process could not say why it ended."""
-        before = older(self.log)  # its output was rotated just before its end
+        """Return the last line of this process's output, for a process that could not report why it ended."""
+        before = older(self.log)  # in case the output was rotated just before the end
         with contextlib.suppress(OSError):
             if line := _last_line(self.log, self._output_from):
                 return line
             return _last_line(before) if before.stat().st_mtime >= self._started_at else ""
         return ""
 
-    def _listen(self) -> None:
+    def _read_signs(self) -> None:
         while self._pipe >= 0:
             try:
-                part = os.read(self._pipe, _PIPE)
+                part = os.read(self._pipe, _READ_BYTES)
             except BlockingIOError:
                 return
             if not part:
-                self._deafen()
+                self._close_pipe()
                 return
             *lines, self._rest = (self._rest + part).split(b"\n")
             for line in lines:
                 if (sign := read_sign(line)) is not None:
                     self.heard = asyncio.get_running_loop().time()
                     self.was_ready |= sign.ready
-                    if self.sign is None or self.sign.failed is None:  # a sign that says why it failed is kept
+                    if self.sign is None or self.sign.failed is None:  # the reason of a failure is not overwritten
                         self.sign = sign
 
-    def _deafen(self) -> None:
+    def _close_pipe(self) -> None:
         if self._pipe >= 0:
             asyncio.get_running_loop().remove_reader(self._pipe)
             os.close(self._pipe)
@@ -260,14 +260,14 @@ class WorkerProcess:
 
 
 def _last_line(path: Path, start: int = 0) -> str:
-    """A file's last line that is not blank, after `start` bytes, unless it has been truncated since; "" if there is none."""
+    """Return a file's last non-blank line after `start` bytes (of the whole file, if it has been truncated since); "" if none."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
-        file.seek(max(start if start <= size else 0, size - _TAIL))
-        lines = file.read(_TAIL).decode("utf-8", "replace").splitlines()
+        file.seek(max(start if start <= size else 0, size - _TAIL_BYTES))
+        lines = file.read(_TAIL_BYTES).decode("utf-8", "replace").splitlines()
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def own_command(*words: str) -> tuple[str, ...]:
-    """The argv that runs this same installation's CLI."""
+    """Return the argv that runs the CLI of this same installation."""
     return (sys.executable, "-m", "ostinato.cli", *words)

@@ -1,7 +1,7 @@
-"""Workers on the nodes of a Ray cluster, which chooses each worker's node: started there, watched by polling, lost with their node.
+"""Workers on the nodes of a Ray cluster. Ray chooses each worker's node; the supervisor polls it.
 
-A worker's keeper on its node puts the run's files in place, starts the worker as a subprocess, and relays its signs of life. Ray itself is
-imported only when a cluster is opened, because nothing else needs it.
+On the node a keeper (a Ray actor) writes the run's files, starts the worker as its subprocess, and relays its heartbeats. Ray itself is
+imported only when a cluster is opened.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from ostinato.placing_config import RayConfig
 from ostinato.status.gateway_address import read_address
 
 _T = TypeVar("_T")
-_Amounts = Mapping[str, float]
+_Resources = Mapping[str, float]
 
 # ---------------------------------------------------------------- on the worker's node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What a node needs to start a worker. `command`: the CLI command; `settings`: the configuration as JSON, with the secrets that this
-    worker needs; `home`: the run's directory on the node; `admin_key`: the run's own, empty for a worker that does not need it; `cwd`: the
-    base of relative paths, if the node has it; `version`: the version of Ostinato, the same on all nodes.
+    """The request to start a worker on a node. `command`: the CLI command; `settings`: the configuration as JSON, with only the secrets
+    that this worker needs; `home`: the run's directory on the node; `admin_key`: the run's own key, empty if the worker does not need it;
+    `cwd`: the base of relative paths, if it exists on the node; `version`: the version of Ostinato, which must be the same on all nodes.
     """
 
     name: str
@@ -54,8 +54,8 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteState:
-    """A worker's state. `line`: its last sign, as sent; `silent_s`: seconds since that sign, or since its start; `ready`: it has been ready
-    since this start; `code`: its exit code, None while it runs; `url`: where it answers, if it is the run's gateway.
+    """A worker's state as polled from its node. `line`: its last heartbeat, as sent; `silent_s`: seconds since that or since its start;
+    `ready`: it has been ready since this start; `code`: its exit code, None while it runs; `url`: its URL, if it is the run's gateway.
     """
 
     line: str | None
@@ -67,9 +67,9 @@ class RemoteState:
 
 
 class NodeKeeper:
-    """The node's side of one worker: runs it as its own subprocess, which dies with it. `host`: this node's address.
+    """The node's side of one worker: runs it as a subprocess that dies with the keeper. `host`: this node's address.
 
-    The supervisor calls it across machines, so all values are plain.
+    The supervisor calls it remotely, so all arguments and results are plain values.
     """
 
     def __init__(self, host: str) -> None:
@@ -78,47 +78,48 @@ class NodeKeeper:
         self._ending: asyncio.Future[int] | None = None
         self._home = Home(Path())
         self._serves: str | None = None
-        self._told: str | None = None
+        self._url_sent: str | None = None
 
     async def here(self) -> str:
-        """The node's address."""
+        """Return the node's address."""
         return self._host
 
     async def start(self, order: dict[str, str]) -> int:
-        """Start the worker; returns its pid. Raises OSError, StorageFull, and BadConfig if the node has another version of Ostinato."""
+        """Start the worker and return its pid. Raises OSError, StorageFull, and BadConfig if the node has another version of Ostinato."""
         if (version := order.get("version")) != __version__:  # checked before anything else in the order is used
             raise BadConfig(
                 f"{self._host} has ostinato {__version__}, `ostinato up` is {version}: install one version on all nodes"
             )
-        wanted = Order(**order)
-        self._home = Home(Path(wanted.home))
+        request = Order(**order)
+        self._home = Home(Path(request.home))
         self._home.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if wanted.admin_key:
-            write_private(self._home.root / "admin.key", wanted.admin_key)
+        if request.admin_key:
+            write_private(self._home.root / "admin.key", request.admin_key)
         settings = self._home.config
-        if wanted.command != "serve":  # workers that share a directory have different secrets
-            settings = settings.with_name(f"config-{wanted.name}.json")
-        write_private(settings, wanted.settings)
-        here = Path(wanted.cwd)
+        if request.command != "serve":  # workers may share the directory, but not their secrets
+            settings = settings.with_name(f"config-{request.name}.json")
+        write_private(settings, request.settings)
+        directory = Path(request.cwd)
         self._worker = WorkerProcess(
-            wanted.name,
-            own_command(wanted.command, "--config", str(settings)),
-            self._home.worker_log(wanted.command),
+            request.name,
+            own_command(request.command, "--config", str(settings)),
+            self._home.worker_log(request.command),
             env=THREADS,
-            directory=here if here.is_dir() else None,
+            directory=directory if directory.is_dir() else None,
         )
         await self._worker.start()
         self._ending = asyncio.ensure_future(self._worker.ended())
         return self._worker.pid
 
     async def look(self) -> dict[str, Any]:
-        """A `RemoteState`."""
+        """Return the worker's `RemoteState` as a dict."""
         worker, ending = self._started()
-        if self._serves is None:  # once read it is kept, whatever other processes write there
+        if self._serves is None:  # read once, since other processes may overwrite the file
             self._serves = read_address(self._home.address, worker.pid)
-        if self._told is not None and read_address(self._home.address) is None:  # the process that wrote it is gone
+        # if the process that wrote the file is gone
+        if self._url_sent is not None and read_address(self._home.address) is None:
             with contextlib.suppress(OSError):
-                write_address(self._home.address, self._told)
+                write_address(self._home.address, self._url_sent)
         code = ending.result() if ending.done() else None
         sign = worker.sign
         return asdict(
@@ -133,15 +134,15 @@ class NodeKeeper:
         )
 
     async def tell(self, url: str) -> None:
-        """Tell a worker that calls the run's gateway at which URL it answers. Raises OSError."""
-        self._told = url
+        """Write the URL of the run's gateway to the address file, for a worker that calls it. Raises OSError."""
+        self._url_sent = url
         known = read_address(self._home.address)
         if known is None or reachable(known, self._host) != url:
-            # a file that already has this URL may be the gateway's own, which is valid for the gateway's life and not for this keeper's
+            # a file that already has this URL may be the gateway's own, which must stay valid after this keeper's end
             write_address(self._home.address, url)
 
     async def put(self, name: str, text: str) -> None:
-        """Write a file of the run that comes from the machine of `ostinato up` and that the gateway reads. Raises OSError."""
+        """Write one of the run's files that `ostinato up` sends to the gateway's node. Raises OSError, and ValueError for another name."""
         if name not in (self._home.workers.name, self._home.draining.name):
             raise ValueError(f"{name} is no file that the gateway reads")
         write_atomic(self._home.root / name, text, durable=False)
@@ -158,33 +159,33 @@ class NodeKeeper:
         return self._worker, self._ending
 
 
-class OnRay(NodeKeeper):
+class RayKeeper(NodeKeeper):
     """A keeper that runs as a Ray actor."""
 
     def __init__(self) -> None:
         super().__init__(str(_ray().util.get_node_ip_address()))
 
     async def where(self) -> tuple[str, str]:
-        """The node's address and its Ray node id, because several nodes may share an address."""
+        """Return the node's address and its Ray node id, since several nodes may share an address."""
         return await self.here(), str(_ray().get_runtime_context().get_node_id())
 
 
-# ---------------------------------------------------------------- at the supervisor
+# ---------------------------------------------------------------- on the supervisor's machine
 
 
-EVERY_S = 1.0
-_FAREWELL_S = 5.0
+POLL_S = 1.0
+_STOP_MARGIN_S = 5.0
 _FAILED = 1
 
 
 class PlacedWorker:
-    """A `Worker` on a node that the cluster chooses. Each start requests a new place.
+    """A `Worker` on a node that the cluster chooses. Each start requests a new place (an actor).
 
     Args:
         name: the worker's name.
         order: sent to the node to start the worker.
-        open_place: requests a place; returns at once.
-        on_placed: called with the worker's name and a message that says where it was placed.
+        open_place: requests a place without waiting for it.
+        on_placed: called with the worker's name and a message that names its node.
     """
 
     def __init__(
@@ -198,9 +199,9 @@ class PlacedWorker:
         self._place: RayPlace | None = None
         self._life: asyncio.Task[int] | None = None
         self._at, self._last_line = (0, ""), ""
-        self._told: str | None = None
-        self._wanted: str | None = None
-        self._given, self._put = dict[str, str](), dict[str, str]()
+        self._url_sent: str | None = None
+        self._gateway_url: str | None = None
+        self._files, self._files_sent = dict[str, str](), dict[str, str]()
         self._left = asyncio.Event()
 
     @property
@@ -217,16 +218,16 @@ class PlacedWorker:
 
     @property
     def node_name(self) -> str:
-        """The node's name in the cluster; empty while no node has the worker."""
+        """The node's id in the cluster; empty while the worker has no node."""
         return self._place.node_name if self._place is not None and self.pid and self.running else ""
 
     async def start(self) -> None:
         self._place = None
-        self._at, self._last_line, self.url, self._told = (0, ""), "", None, None
-        self._put.clear()
+        self._at, self._last_line, self.url, self._url_sent = (0, ""), "", None, None
+        self._files_sent.clear()
         self._left = asyncio.Event()
         self._hear(Sign(doing="waiting for a node"))
-        self._life = asyncio.create_task(self._live())
+        self._life = asyncio.create_task(self._run_until_left())
 
     async def ended(self) -> int:
         if self._life is None:
@@ -236,10 +237,10 @@ class PlacedWorker:
     async def stop(self, grace_s: float) -> bool:
         if not self.running:
             return True
-        alone = not self.pid  # a worker that waits for a node has nothing to end
+        alone = not self.pid  # a worker that waits for a node has no process
         if self.pid and self._place is not None:
-            with contextlib.suppress(Exception):  # whatever is wrong with the node, its place is given back
-                async with asyncio.timeout(grace_s + _FAREWELL_S):
+            with contextlib.suppress(Exception):  # whatever is wrong with the node, the place is released below
+                async with asyncio.timeout(grace_s + _STOP_MARGIN_S):
                     alone = await self._place.keeper.stop(grace_s)
                     await self.ended()
         await self._leave()
@@ -248,7 +249,7 @@ class PlacedWorker:
     async def kill(self) -> None:
         if self.running and self._place is not None and self.pid:
             with contextlib.suppress(Exception):
-                async with asyncio.timeout(_FAREWELL_S):
+                async with asyncio.timeout(_STOP_MARGIN_S):
                     await self._place.keeper.kill()
                     await self.ended()
         await self._leave()
@@ -257,20 +258,20 @@ class PlacedWorker:
         return self._last_line
 
     async def tell(self, url: str, grace_s: float) -> None:
-        """Set the URL of the run's gateway. A worker that was told another URL ends, and starts again with the new one."""
-        self._wanted = url
-        if self._told not in (None, url) and self.running:
+        """Set the URL of the run's gateway. A worker that already has another URL is stopped, so that it restarts with the new one."""
+        self._gateway_url = url
+        if self._url_sent not in (None, url) and self.running:
             await self.stop(grace_s)
 
     def give(self, name: str, text: str) -> None:
-        """Put a file of the run on this worker's node, and on every node that the worker moves to."""
-        self._given[name] = text
+        """Write a file of the run on this worker's node and on every node that it moves to later."""
+        self._files[name] = text
 
-    # ------------------------------------------------------------ its life
+    # ------------------------------------------------------------ life cycle
 
-    async def _live(self) -> int:
-        """Run from the request for a place to the worker's end, or until its place is left; returns the exit code."""
-        hearing, left = asyncio.ensure_future(self._hear_out()), asyncio.ensure_future(self._left.wait())
+    async def _run_until_left(self) -> int:
+        """Run from the request for a place until the worker ends or its place is released. Return the exit code."""
+        hearing, left = asyncio.ensure_future(self._run_on_node()), asyncio.ensure_future(self._left.wait())
         try:
             await asyncio.wait({hearing, left}, return_when=asyncio.FIRST_COMPLETED)
             return hearing.result() if hearing.done() else -signal.SIGKILL
@@ -280,29 +281,29 @@ class PlacedWorker:
             await asyncio.wait({hearing})
             self.url = None
             if self._place is not None:
-                with contextlib.suppress(Exception):  # a cluster that is gone cannot take the place back
+                with contextlib.suppress(Exception):  # the cluster may be gone
                     self._place.leave()
 
-    async def _hear_out(self) -> int:
-        """Request a place, start the worker there and poll its node until the worker ends; returns the exit code."""
+    async def _run_on_node(self) -> int:
+        """Request a place, start the worker there and poll its node until the worker ends. Return the exit code."""
         try:
             self._place = place = self._open()
             await self._placed(place)
             while True:
-                look = RemoteState(**await place.keeper.look())
-                self._take(look)
-                if look.code is not None:
-                    self._last_line = look.last_line
-                    return look.code
-                await self._bring(place.keeper)
-                await asyncio.sleep(EVERY_S)
+                state = RemoteState(**await place.keeper.look())
+                self._record_state(state)
+                if state.code is not None:
+                    self._last_line = state.last_line
+                    return state.code
+                await self._send_pending(place.keeper)
+                await asyncio.sleep(POLL_S)
         except (Unavailable, StorageFull) as error:
             self._hear(Sign(doing=self._doing, failed=str(error), outside=True))
         except OSError as error:
-            said, outside = f"could not be started on its node: {error}", error.errno in REFUSALS
-            self._hear(Sign(doing=self._doing, failed=said, outside=outside))
-        except Exception as error:  # noqa: BLE001 (what is wrong with one worker must not end the others)
-            # never counted as certain, whatever the error says: another node may have what this one lacks
+            why_failed, outside = f"could not be started on its node: {error}", error.errno in REFUSALS
+            self._hear(Sign(doing=self._doing, failed=why_failed, outside=outside))
+        except Exception as error:  # noqa: BLE001 (one worker's failure must not end the others)
+            # never `certain`: another node may have what this one lacks
             why = str(error) if isinstance(error, OstinatoError) else f"{type(error).__name__}: {error}"
             self._hear(Sign(doing=self._doing, failed=why))
         return _FAILED
@@ -317,36 +318,36 @@ class PlacedWorker:
         async def starting() -> Sign:
             return Sign(doing=f"starting on {node}")
 
-        node = await self._saying(place.keeper.here(), waiting)
-        pid = await self._saying(place.keeper.start(self._order.plain()), starting)
+        node = await self._await_with_signs(place.keeper.here(), waiting)
+        pid = await self._await_with_signs(place.keeper.start(self._order.plain()), starting)
         self._at = (pid, node)
         self._hear(Sign(doing="starting"))
         self._say(self.name, f"placed on {node} (pid {pid})")
 
-    async def _saying(self, asked: Awaitable[_T], sign: Callable[[], Awaitable[Sign]]) -> _T:
-        """Wait for the answer and return it; until it comes, `sign` stands in for the worker's own signs of life."""
-        answer = asyncio.ensure_future(asked)
+    async def _await_with_signs(self, call: Awaitable[_T], sign: Callable[[], Awaitable[Sign]]) -> _T:
+        """Wait for an answer and return it. Until it arrives, `sign` replaces the worker's own heartbeats."""
+        answer = asyncio.ensure_future(call)
         try:
             while not answer.done():
-                await asyncio.wait({answer}, timeout=EVERY_S)
+                await asyncio.wait({answer}, timeout=POLL_S)
                 if not answer.done():
                     self._hear(await sign())
             return answer.result()
         finally:
             answer.cancel()
 
-    async def _bring(self, keeper: _Calls) -> None:
-        """Send the node the URL and files that it still lacks. After an OSError, such as a full disk, they are sent at the next look."""
+    async def _send_pending(self, keeper: _KeeperCalls) -> None:
+        """Send the node the URL and the files that it still lacks. After an OSError, such as a full disk, the next poll retries."""
         with contextlib.suppress(OSError):
-            if self._wanted is not None and self._told is None:
-                await keeper.tell(self._wanted)
-                self._told = self._wanted
-            for name, text in list(self._given.items()):
-                if self._put.get(name) != text:
+            if self._gateway_url is not None and self._url_sent is None:
+                await keeper.tell(self._gateway_url)
+                self._url_sent = self._gateway_url
+            for name, text in list(self._files.items()):
+                if self._files_sent.get(name) != text:
                     await keeper.put(name, text)
-                    self._put[name] = text
+                    self._files_sent[name] = text
 
-    def _take(self, look: RemoteState) -> None:
+    def _record_state(self, look: RemoteState) -> None:
         self.heard = asyncio.get_running_loop().time() - look.silent_s
         self.was_ready |= look.ready
         self.url = None if look.url is None else reachable(look.url, self.node)
@@ -370,16 +371,16 @@ class PlacedWorker:
 
 
 class NodeFailed(OstinatoError):
-    """A node cannot do what it was asked. It may lack something that another node has."""
+    """A node cannot run the worker. It may lack something that another node has."""
 
     code = "node_failed"
 
 
 class RayCluster:
-    """A driver's connection to the cluster at `config.address`.
+    """The driver's connection to the Ray cluster at `config.address`.
 
-    The workers of `crew` share a placement group: Ray reserves the nodes for all of them at once, or for none yet. Any other worker, such
-    as a further rollout worker, is placed where there is room; if there is none, Ray's autoscaler, if it runs, adds a node.
+    The workers of `crew` share a placement group: Ray reserves resources for all of them at once or for none. Any other worker, such as a
+    further rollout worker, is placed where there is room; if there is none, Ray's autoscaler may add a node.
 
     Example::
 
@@ -397,8 +398,8 @@ class RayCluster:
             raise BadConfig(
                 f"ray.address {config.address!r}: {error}; start a cluster with `ray start --head`, or name one that runs"
             ) from error
-        self._room = _Asked(lambda: (self._ray.available_resources(), self._ray.cluster_resources()))
-        self._draining = _Asked(_draining)
+        self._room = _CachedQuery(lambda: (self._ray.available_resources(), self._ray.cluster_resources()))
+        self._draining = _CachedQuery(_draining)
         try:
             bundles = [self._needs(name) for name in crew]
             self._group = self._ray.util.placement_group(bundles, strategy=config.strategy)
@@ -407,11 +408,11 @@ class RayCluster:
             raise BadConfig(f"ray.cpus, ray.resources or ray.strategy: Ray accepts no such group: {error}") from error
 
     def place_for(self, name: str, kind: str) -> Callable[[], RayPlace]:
-        """A function that requests a place for the worker `name` with the resources of `kind`; each call requests a new place."""
+        """Return a function that requests a new place for the worker `name` with the resources of `kind`."""
         return lambda: self._place(name, kind)
 
     async def leaving(self) -> frozenset[str]:
-        """The ids of the nodes that Ray is draining: nothing new is placed there, and what runs there has some seconds left.
+        """Return the ids of the nodes that Ray is draining: no new actors are placed there, and those there must end within seconds.
 
         Raises Unavailable and Ray's own errors.
         """
@@ -433,25 +434,25 @@ class RayCluster:
             scheduling = importlib.import_module("ray.util.scheduling_strategies")
             strategy = scheduling.PlacementGroupSchedulingStrategy(self._group, self._crew.index(name))
         actor = (
-            self._ray.remote(OnRay)
+            self._ray.remote(RayKeeper)
             .options(
                 num_cpus=needs["CPU"],
                 num_gpus=needs.get("GPU", 0),
                 memory=needs.get("memory"),
                 resources=others,
                 scheduling_strategy=strategy,
-                max_restarts=0,  # the supervisor restarts it: it knows which workers hang and which can never run
+                max_restarts=0,  # restarts are the supervisor's: only it knows which workers hang and which can never run
             )
             .remote()
         )
         return RayPlace(self._ray, actor, needs, self._room, self._config.patience_s)
 
 
-_LOOK_S = 1.0
+_QUERY_INTERVAL_S = 1.0
 
 
-class _Asked(Generic[_T]):
-    """A query to Ray's head, which may be slow: a thread runs it at most once a second, and all callers share the answer."""
+class _CachedQuery(Generic[_T]):
+    """A cached query to Ray's head, which may be slow: a thread runs it at most once a second, and all callers share the answer."""
 
     def __init__(self, ask: Callable[[], _T]) -> None:
         self._ask = ask
@@ -459,37 +460,42 @@ class _Asked(Generic[_T]):
         self._asked_at = 0.0
 
     async def seen(self) -> _T:
-        """The newest answer. Raises Unavailable if there is none within a second, and whatever `ask` raises."""
+        """Return the newest answer. Raises Unavailable if there is none within a second, and whatever `ask` raises."""
         now = asyncio.get_running_loop().time()
-        if self._asking is None or (self._asking.done() and now - self._asked_at >= _LOOK_S):
+        if self._asking is None or (self._asking.done() and now - self._asked_at >= _QUERY_INTERVAL_S):
             self._asking, self._asked_at = asyncio.ensure_future(asyncio.to_thread(self._ask)), now
         asking = self._asking
-        await asyncio.wait({asking}, timeout=_LOOK_S)
+        await asyncio.wait({asking}, timeout=_QUERY_INTERVAL_S)
         if not asking.done():
             raise Unavailable("Ray's head (ray.address) does not answer; `ray status` there says whether it runs")
         return asking.result()
 
 
 class RayPlace:
-    """An actor, wherever Ray puts it, or the pending request for one.
+    """An actor on a node that Ray chooses, or the pending request for it.
 
-    `keeper.here` waits until there is a node. All its methods raise Unavailable once the node is gone, and all but `here` also if the node
-    does not answer for too long.
+    `keeper.here` waits until the actor has a node. All methods of `keeper` raise Unavailable once the node is gone, and all but `here` also
+    if the node does not answer in time.
     """
 
     def __init__(
-        self, ray: Any, actor: Any, needs: _Amounts, room: _Asked[tuple[_Amounts, _Amounts]], patience_s: float
+        self,
+        ray: Any,
+        actor: Any,
+        needs: _Resources,
+        room: _CachedQuery[tuple[_Resources, _Resources]],
+        patience_s: float,
     ) -> None:
         self._ray, self._actor, self._needs, self._room = ray, actor, needs, room
-        self.keeper = _Calls(ray, actor, patience_s)
+        self.keeper = _KeeperCalls(ray, actor, patience_s)
 
     @property
     def node_name(self) -> str:
-        """The node's name in the cluster; empty until there is a node."""
+        """The node's id in the cluster; empty until the actor has a node."""
         return self.keeper.node_name
 
     async def wanting(self) -> str:
-        """A message that says what it waits for; returns soon."""
+        """Return a message that says which resources it waits for. Returns within a second or so."""
         wanted = ", ".join(f"{amount:g} {name}" for name, amount in self._needs.items())
         try:
             free, there = await self._room.seen()
@@ -499,16 +505,16 @@ class RayPlace:
         return f"waiting for Ray to place it: it takes {wanted}; free are {rest}"
 
     def leave(self) -> None:
-        """Give the place back, whatever still runs there."""
+        """Release the place. Whatever still runs there is killed."""
         self._ray.kill(self._actor, no_restart=True)
 
 
-_START_S = 15.0  # added to `patience_s`, because a node puts files in place and starts a process
+_START_S = 15.0  # added to `patience_s` for a start, which writes files and spawns a process
 
 
-class _Calls:
-    """`OnRay`'s methods as calls to the actor. Raises Unavailable if the actor is gone or silent for `patience_s`, NodeFailed if it can
-    never work on that node, and OSError and Ostinato's own errors as the keeper raised them.
+class _KeeperCalls:
+    """`RayKeeper`'s methods as calls to the actor. They raise Unavailable if the actor is gone or does not answer for `patience_s`,
+    NodeFailed if it can never work on that node, and the OSErrors and Ostinato errors that the keeper raised.
     """
 
     def __init__(self, ray: Any, actor: Any, patience_s: float) -> None:
@@ -541,8 +547,10 @@ class _Calls:
         try:
             async with asyncio.timeout(timeout_s):
                 return await asked
-        except self._errors.RayTaskError as error:  # first: it is also of its cause's class, such as TimeoutError
-            if isinstance(error.cause, OSError | OstinatoError):  # the cause itself, without Ray's traceback
+        except (
+            self._errors.RayTaskError
+        ) as error:  # must come first: it is also an instance of its cause's class, e.g. TimeoutError
+            if isinstance(error.cause, OSError | OstinatoError):  # raise the cause without Ray's traceback
                 raise error.cause from error
             raise NodeFailed(f"its node failed: {type(error.cause).__name__}: {error.cause}") from error
         except self._errors.RayActorError as error:
@@ -556,14 +564,14 @@ class _Calls:
 
 
 def _draining() -> frozenset[str]:
-    """The ids of draining nodes. Ray has no public API for this; empty if a version of Ray lacks the private one used here."""
+    """Return the ids of draining nodes. Ray has no public API for this; empty if this version of Ray lacks the private one used here."""
     state = getattr(importlib.import_module("ray._private.state"), "state", None)
     asked = getattr(state, "get_draining_nodes", dict[str, int])
     return frozenset(asked())
 
 
 def _last_line(error: Exception) -> str:
-    """The last non-empty line of an error's text, which says what was wrong if the text is a remote traceback."""
+    """Return the last non-empty line of an error's text: in a remote traceback, the error itself."""
     return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
 
 

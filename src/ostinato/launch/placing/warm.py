@@ -1,7 +1,7 @@
-"""Starts workers as forks of a warm process (`warm_process`) that has imported what they import, so that this is waited for once.
+"""Fork server (zygote): starts workers as forks of a warm process (`warm_process`) that has imported their libraries once.
 
-A forked worker is this process's child, with its own session, environment, files and exit code, like one that was started. What cannot be
-forked is started as ever: any other program, a worker whose environment differs, and everything where the system has no such forks.
+A forked worker is this process's child, with its own session, environment, files and exit code, as if it had been spawned. Whatever cannot
+be forked is spawned as usual: other programs, workers whose environment differs, and all workers on systems without such forks.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from typing import Any
 from ostinato.launch.placing import process, warm_process
 from ostinato.launch.placing.heartbeat import LISTEN_FD, PARENT, PULSE_FD
 from ostinato.launch.placing.process import OUTPUT, THREADS, Child
-from ostinato.launch.placing.warm_process import GO, LIBRARIES, MOST_BYTES, MOST_FILES, READY, ROOM
+from ostinato.launch.placing.warm_process import ARGV_ROOM, GO, LIBRARIES, MOST_BYTES, MOST_FILES, READY
 
-OFF = "OSTINATO_NO_FORKS"
-"""Environment variable that, if set, has every worker started anew."""
-OWN = {PARENT, PULSE_FD, LISTEN_FD, OUTPUT, OFF}
-"""Environment variables in which workers may differ: no import reads them."""
-_IMPORTS_S, _FORK_S = 300.0, 20.0  # how long these may take
+NO_FORKS = "OSTINATO_NO_FORKS"
+"""Environment variable that, if set, disables forking: every worker is spawned."""
+PER_WORKER = {PARENT, PULSE_FD, LISTEN_FD, OUTPUT, NO_FORKS}
+"""Environment variables in which forked workers may differ, since no import reads them."""
+_IMPORTS_S, _FORK_S = 300.0, 20.0  # timeouts
 _PR_SET_CHILD_SUBREAPER = 36
 _UNKNOWN = 255
-"""The exit code of a process whose end the system told somebody else, as asyncio has it."""
+"""Exit code of a process that was reaped by somebody else; the same as asyncio's."""
 _LOG = logging.getLogger(__name__)
 
 
 def possible() -> bool:
-    """True where workers can be forked and this process may be told of their end."""
-    if sys.platform != "linux" or os.environ.get(OFF) or process.spawn is not asyncio.create_subprocess_exec:
+    """Return True if workers can be forked here and this process can wait for them."""
+    if sys.platform != "linux" or os.environ.get(NO_FORKS) or process.spawn is not asyncio.create_subprocess_exec:
         return False
-    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # as a parent may leave it; the system then tells no end
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # inherited from a parent; children could not be waited for
         return False
     try:
         os.close(os.pidfd_open(os.getpid()))
@@ -54,9 +54,9 @@ def possible() -> bool:
 
 @contextlib.contextmanager
 def forked_workers(say: Callable[[str], None]) -> Generator[None]:
-    """Inside the block this process's workers are forked, where that is possible. Inside another such block it changes nothing.
+    """Fork this process's workers inside the block, if that is possible. A nested block has no effect.
 
-    `say` is told why they are forked no longer, if they are not.
+    `say` is called with the reason if forking is given up.
     """
     if not possible():
         yield
@@ -71,26 +71,26 @@ def forked_workers(say: Callable[[str], None]) -> Generator[None]:
 
 
 class WarmProcess:
-    """The process and what is asked of it. It starts to import `libraries` at once. `close` ends it, and no worker.
+    """The supervisor's side of the fork server. It is started at once and imports `libraries`. `close` ends it, but no worker.
 
-    `say` is told why nothing is forked any more, if nothing can be.
+    `say` is called with the reason if forking is given up.
     """
 
     def __init__(self, libraries: Sequence[str] = LIBRARIES, say: Callable[[str], None] = _LOG.warning) -> None:
-        self._libraries, self._say, self._one = libraries, say, asyncio.Lock()
+        self._libraries, self._say, self._lock = libraries, say, asyncio.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._patience_s, self._followed = _IMPORTS_S, False
+        self._patience_s, self._restarted = _IMPORTS_S, False
         self._start()
 
     @property
     def pid(self) -> int:
-        """Its process id; 0 while there is none."""
+        """The fork server's process id; 0 while there is none."""
         return 0 if self._process is None else self._process.pid
 
     def close(self) -> None:
-        """End the process. Its workers stay."""
+        """End the fork server. The workers live on."""
         self._ready = False
-        self._line.close()
+        self._socket.close()
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -105,79 +105,81 @@ class WarmProcess:
         pass_fds: Sequence[int],
         **others: Any,
     ) -> Child:
-        """As `asyncio.create_subprocess_exec` with a supervisor's arguments. The first ones wait for the imports. Raises OSError."""
+        """As `asyncio.create_subprocess_exec` with a supervisor's arguments. The first calls wait for the imports. Raises OSError."""
         if argv[:2] == (sys.executable, "-m"):
             asked = {"words": argv[2:], "cwd": str(cwd or os.getcwd()), "env": dict(env), "fds": list(pass_fds)}
             request, files = json.dumps(asked).encode(), [stdout.fileno(), stdout.fileno(), *pass_fds]
-            async with self._one:
+            async with self._lock:
                 self._follow_environment()
-                fits = len(request) < MOST_BYTES and len(files) < MOST_FILES and _shared(env) == self._environment
+                fits = (
+                    len(request) < MOST_BYTES and len(files) < MOST_FILES and _seen_by_imports(env) == self._environment
+                )
                 if fits and await self._warm() and (forked := await self._fork(request, files)) is not None:
                     return forked
         return await asyncio.create_subprocess_exec(*argv, cwd=cwd, stdout=stdout, env=env, pass_fds=pass_fds, **others)
 
     def _start(self) -> None:
-        self._ready, self._environment = False, _shared(os.environ | THREADS)
-        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._line.setblocking(False)
-        with theirs, contextlib.suppress(OSError):  # without it workers are started as ever
+        self._ready, self._environment = False, _seen_by_imports(os.environ | THREADS)
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)
+        with theirs, contextlib.suppress(OSError):  # without a fork server workers are spawned
             self._process = subprocess.Popen(
-                [sys.executable, "-m", warm_process.__name__, str(theirs.fileno()), *self._libraries, " " * ROOM],
+                [sys.executable, "-m", warm_process.__name__, str(theirs.fileno()), *self._libraries, " " * ARGV_ROOM],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env=os.environ | THREADS | {PARENT: str(os.getpid())},
                 pass_fds=(theirs.fileno(),),
-                start_new_session=True,  # a Ctrl-C at the terminal is for the supervisor
+                start_new_session=True,  # Ctrl-C at the terminal is for the supervisor only
             )
 
-    def _begin_anew(self) -> None:
+    def _restart(self) -> None:
         self.close()
         self._start()
 
     def _follow_environment(self) -> None:
-        """Begin the process anew if this one's environment has changed since, as where the home directory cannot be written; but once."""
-        now = _shared(os.environ | THREADS)
+        """Restart the fork server if this process's environment has changed since, e.g. for a read-only home directory; only once."""
+        now = _seen_by_imports(os.environ | THREADS)
         if self._process is None or now == self._environment:
             return
-        if not self._followed:
-            self._followed = True
-            self._begin_anew()
+        if not self._restarted:
+            self._restarted = True
+            self._restart()
             return
         names = {name for name, _ in now.items() ^ self._environment.items()}
         self._give_up(f"the environment changes again and again ({', '.join(sorted(names))})")
 
     async def _warm(self) -> bool:
-        """True if it can fork now. A first worker waits for the imports; one that is restarted does not, as people may wait for it."""
+        """Return True if it can fork now. First starts wait for the imports; restarts do not, since people may be waiting."""
         if not self._ready and self._process is not None:
             try:
                 async with asyncio.timeout(self._patience_s):
-                    said = await asyncio.get_running_loop().sock_recv(self._line, MOST_BYTES)
+                    reply = await asyncio.get_running_loop().sock_recv(self._socket, MOST_BYTES)
             except TimeoutError:
                 if self._patience_s:
                     self._give_up("their imports took too long")
                 return False
-            except OSError:  # it died before it had read its words
-                said = b""
-            if not said and await asyncio.to_thread(self._process.wait) < 0:  # killed, as where memory is short
+            except OSError:  # it died before it had read its command line
+                reply = b""
+            if not reply and await asyncio.to_thread(self._process.wait) < 0:  # killed, e.g. for lack of memory
                 self._patience_s = 0.0
-                self._begin_anew()
+                self._restart()
                 return False
-            if said != READY:
-                self._give_up(said.decode() or "their imports failed")
+            if reply != READY:
+                self._give_up(reply.decode() or "their imports failed")
                 return False
             self._ready, self._patience_s = True, 0.0
         return self._ready
 
     def _give_up(self, why: str) -> None:
         self.close()
-        with contextlib.suppress(OSError):  # it may go to a full disk
+        with contextlib.suppress(OSError):  # the output's disk may be full
             self._say(f"workers are started anew, not forked: {why}")
 
     async def _fork(self, request: bytes, files: Sequence[int]) -> ForkedWorker | None:
-        """Have a worker forked. None if there is none: the process has died or is stuck, and another is begun for later workers.
+        """Have a worker forked. Return None if the fork server is dead or stuck; a new one is then started for later workers.
 
-        A forked worker waits for a word before it does anything, so none runs that this process does not know. Raises OSError.
+        A forked worker waits for a go signal, so none runs that this process does not know of. Raises OSError.
         """
         waits, go = os.pipe()
         pid = 0
@@ -189,7 +191,7 @@ class WarmProcess:
             if pid > 0 and not _is_child(pid):
                 self._give_up("the system does not give them to their supervisor")
             elif pid > 0:
-                try:  # first: where no file can be opened this raises, and the worker must not run
+                try:  # before the go signal: if no more files can be opened, the worker must not run
                     worker = ForkedWorker(pid)
                 except OSError:
                     asyncio.get_running_loop().run_in_executor(None, os.waitpid, pid, 0)  # it ends once `go` is closed
@@ -201,21 +203,21 @@ class WarmProcess:
             os.close(go)
             _adopt(False)
             if pid == 0:
-                self._begin_anew()  # also after a cancellation: a reply is on its way that nobody would expect
+                self._restart()  # also after a cancellation, since the reply to this request would be taken for the next one's
         return None
 
     async def _ask(self, request: bytes, files: Sequence[int]) -> int:
-        """Returns the worker's pid, -1 if the system has no room for it, or 0 if no reply came."""
+        """Request a fork. Return the worker's pid, -1 if the system has no room for a process, or 0 if no reply came."""
         try:
-            socket.send_fds(self._line, [request], list(files))
+            socket.send_fds(self._socket, [request], list(files))
             async with asyncio.timeout(_FORK_S):
-                return int(await asyncio.get_running_loop().sock_recv(self._line, 32) or b"0")
+                return int(await asyncio.get_running_loop().sock_recv(self._socket, 32) or b"0")
         except OSError:  # a timeout, too
             return 0
 
 
 class ForkedWorker:
-    """A forked worker, with what its supervisor uses of asyncio's processes. `returncode` is None while it runs."""
+    """A forked worker as a `Child`. `returncode` is None while it runs."""
 
     def __init__(self, pid: int) -> None:
         self.pid, self.returncode = pid, None
@@ -242,13 +244,13 @@ class ForkedWorker:
         self._ended.set()
 
 
-def _shared(environment: Mapping[str, str]) -> dict[str, str]:
-    """What imports may read of an environment, which must be the same for a fork."""
-    return {name: value for name, value in environment.items() if name not in OWN}
+def _seen_by_imports(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the part of an environment that imports may read. It must be the same in a forked worker."""
+    return {name: value for name, value in environment.items() if name not in PER_WORKER}
 
 
 def _adopt(orphans: bool) -> None:
-    """Have the kernel give this process the orphans among its descendants, or no longer. Raises OSError."""
+    """Make this process the reaper of its orphaned descendants (PR_SET_CHILD_SUBREAPER), or stop that. Raises OSError."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, int(orphans), 0, 0, 0):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 

@@ -1,7 +1,7 @@
-"""The process that workers are forked from: it imports what they import once, computes nothing, and is told what to fork by `warm`.
+"""The fork server's process: it imports the workers' libraries once, computes nothing, and forks a worker for each request of `warm`.
 
-A worker is forked twice: the first child only forks it and ends, so that the kernel gives the worker to the supervisor, which is a reaper
-of orphans for that moment. The supervisor is then the worker's parent in every respect, and the end of this process harms no worker.
+A worker is double-forked: the first child forks the worker and ends, so that the kernel reparents the worker to the supervisor, which is a
+subreaper at that moment. So the supervisor is the worker's parent in every respect, and the worker survives the end of this process.
 """
 
 from __future__ import annotations
@@ -33,26 +33,29 @@ LIBRARIES = (
     "ostinato.engine.embedded.engine",
     *("uvloop", "obstore.store", "numba.np.arrayobj", "transformers.modeling_layers"),
 )
-"""What the serving worker imports, the last of it while it loads a model, and with it nearly all that the others do."""
+"""The imports of the serving worker (the last ones happen while it loads a model), which include nearly all of the other workers'."""
 READY, GO = b"ready", b"1"
-"""What this process says once it can fork, and what a forked worker is told, by the last file of its request, once it may begin."""
+"""This process's message once it can fork, and the go signal that a forked worker reads from the last file of its request."""
 MOST_BYTES, MOST_FILES = 1 << 17, 16
-"""Of a request, which is a datagram: the environment above all; and of the files that come with it."""
-ROOM = 4096
-"""Characters of this process's command line, into which the workers' own are written."""
-_LOOK_S = 0.001
+"""Limits of a request, which is a datagram: its bytes, mostly the environment, and its file descriptors."""
+ARGV_ROOM = 4096
+"""Characters reserved in this process's command line, over which a worker's command line is written."""
+_REPARENT_POLL_S = 0.001
 
 
 def main() -> None:
-    """Import, say whether workers can be forked, and fork one for each request until the supervisor ends. Returns in a worker."""
+    """Import the libraries, report whether workers can be forked, and fork one per request until the supervisor ends.
+
+    Returns only in a forked worker.
+    """
     die_with_parent()
     line = socket.socket(fileno=int(sys.argv[1]))
     before = dict(os.environ)
     with collecting_rarely():
         for name in sys.argv[2:-1]:
             importlib.import_module(name)
-    written = {name: value for name, value in os.environ.items() if before.get(name) != value}  # as in any worker
-    gc.freeze()  # a collection in a worker would copy every page of it
+    written = {name: value for name, value in os.environ.items() if before.get(name) != value}  # by the imports
+    gc.freeze()  # otherwise a garbage collection in a worker would copy every shared page
     name_process([*sys.orig_argv[:3]])
     line.send(unfit(line.fileno()).encode() or READY)
     while True:
@@ -62,7 +65,7 @@ def main() -> None:
         request = json.loads(data)
         if (pid := fork()) == 0:
             line.close()
-            if os.read(fds[-1], len(GO)) != GO:  # the supervisor has ended, or counts on no such worker
+            if os.read(fds[-1], len(GO)) != GO:  # the supervisor has ended or given this worker up
                 os._exit(0)
             os.close(fds[-1])
             run(request, fds[:-1], written)
@@ -73,7 +76,7 @@ def main() -> None:
 
 
 def fork() -> int:
-    """Fork a process that is no child of this one. Returns its pid, or -1 if the system has no room for it; 0 in that process."""
+    """Double-fork a process that is not a child of this one. Return its pid, -1 if the system has no room for it, 0 in that process."""
     ours, theirs = os.pipe()
     helper = _forked()
     if helper == 0:
@@ -84,14 +87,14 @@ def fork() -> int:
         os.close(ours)
         os.close(theirs)
         while os.getppid() == helper:
-            time.sleep(_LOOK_S)
+            time.sleep(_REPARENT_POLL_S)
         return 0
     os.close(theirs)
-    told = os.read(ours, 32)
+    reply = os.read(ours, 32)
     os.close(ours)
     if helper > 0:
         os.waitpid(helper, 0)
-    return int(told or b"-1")
+    return int(reply or b"-1")
 
 
 def _forked() -> int:
@@ -102,24 +105,27 @@ def _forked() -> int:
 
 
 def unfit(line: int) -> str:
-    """Why nothing can be forked from this process, which has one connection; "" if workers can be.
+    """Return why this process cannot fork workers; "" if it can. `line`: the only file descriptor that it may have open.
 
-    A fork has none of the threads, its files get numbers that a library's file may have, and a GPU's driver does not work in it.
+    A fork loses all other threads, its file descriptors may collide with those of a library, and a GPU driver does not survive it.
     """
     if (threads := len(os.listdir("/proc/self/task"))) != 1:
         return f"{threads} threads"
     for number in sorted({int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, line}):
-        with contextlib.suppress(OSError):  # what listed them
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
             return f"{os.readlink(f'/proc/self/fd/{number}')} is open"
     return ""
 
 
 def run(request: dict[str, Any], fds: Sequence[int], written: dict[str, str]) -> None:
-    """Be the process that `python -m` with these words starts, with these files and this environment. `written`: by libraries' imports."""
+    """Become the process that `python -m` would start with the request's arguments, files and environment.
+
+    `written`: the environment variables that the imports have set.
+    """
     os.setsid()
     words: list[str] = request["words"]
-    place([os.open(os.devnull, os.O_RDONLY), *fds], [0, 1, 2, *request["fds"]])
-    sys.stdout, sys.stderr = anew(sys.stdout), anew(sys.stderr)
+    move_descriptors([os.open(os.devnull, os.O_RDONLY), *fds], [0, 1, 2, *request["fds"]])
+    sys.stdout, sys.stderr = reopened(sys.stdout), reopened(sys.stderr)
     os.environ.clear()
     os.environ.update(written | request["env"])
     os.chdir(request["cwd"])
@@ -132,13 +138,13 @@ def run(request: dict[str, Any], fds: Sequence[int], written: dict[str, str]) ->
 
 
 def reseed() -> None:
-    """Have numpy draw numbers of its own, as Python and OpenSSL do by themselves after a fork. torch always starts with the same seed."""
+    """Reseed numpy's global generator. Python and OpenSSL reseed themselves after a fork; torch always starts with the same seed."""
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
 
 
-def place(files: Sequence[int], numbers: Sequence[int]) -> None:
-    """Give open files these numbers, at which they outlive an exec."""
+def move_descriptors(files: Sequence[int], numbers: Sequence[int]) -> None:
+    """Move open file descriptors to these numbers and make them inheritable."""
     free = max([*numbers, *files]) + 1
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, free) for fd in files]
     for fd in {*files} - {*numbers}:
@@ -148,8 +154,8 @@ def place(files: Sequence[int], numbers: Sequence[int]) -> None:
         os.close(fd)
 
 
-def anew(stream: TextIO) -> TextIO:
-    """The stream anew, on the file that has its number now: whether a file can be sought is asked once."""
+def reopened(stream: TextIO) -> TextIO:
+    """Reopen a stream on the file that now has its descriptor, since the old stream remembers whether the old file was seekable."""
     now, file = cast("io.TextIOWrapper", stream), io.FileIO(stream.fileno(), "wb", closefd=False)
     unbuffered = isinstance(now.buffer, io.RawIOBase)  # by `python -u` or PYTHONUNBUFFERED
     return io.TextIOWrapper(
@@ -162,8 +168,8 @@ def anew(stream: TextIO) -> TextIO:
 
 
 def name_process(words: Sequence[str]) -> None:
-    """Write a command line over this process's own, for `ps` and /proc. One that is too long is cut."""
-    with contextlib.suppress(OSError, ValueError, IndexError):  # a /proc that does not say where it is
+    """Overwrite this process's command line, as shown by `ps` and /proc; truncated if too long."""
+    with contextlib.suppress(OSError, ValueError, IndexError):  # /proc does not give the command line's address
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         start, end = int(fields[45]), int(fields[46])
         room = end - start

@@ -1,4 +1,4 @@
-"""The run's audit trail: `audit.jsonl`, a line an act, only ever appended to. It holds fingerprints of keys, never a key."""
+"""The run's audit trail: `audit.jsonl`, append-only, one line per action. It holds fingerprints of keys, never a key."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ostinato.core.fair_share import Bucket
 from ostinato.core.seams import Clock
 from ostinato.launch.views.progress import Progress
 
-_AT_ONCE, _EVERY_S = 20.0, 180.0
-"""Strangers' lines, each tenant's by themselves: so many at once, then one each so many seconds, so that nobody can push an operator's acts
-out of the file.
+_BURST, _PERIOD_S = 20.0, 180.0
+"""Rate limit of strangers' lines per tenant: a burst of 20, then one every 180 seconds, so that nobody can push operators' actions out of
+the file.
 """
 
 
 class AuditFile:
-    """Implements `core.audit.Audit`. If a line cannot be written, as on a full disk, a warning says so and everything goes on.
+    """Implements `core.audit.Audit`. If a line cannot be written, as on a full disk, a warning is logged and the action goes on.
 
-    A file of 16 MB becomes `audit.1.jsonl`, in the place of the one before. Lines about strangers are limited; `left_out` of the next one
-    counts those that are missing.
+    A file of 16 MB is renamed to `audit.1.jsonl` and replaces the previous one. Lines about strangers are rate-limited; `left_out` of the
+    next line counts the dropped ones.
     """
 
     def __init__(self, path: Path, clock: Clock = wall_clock) -> None:
@@ -46,7 +46,7 @@ class AuditFile:
         more: dict[str, object] = {name: value[:200] for name, value in facts.items()}
         if stranger:
             now = self._clock()
-            limit = self._strangers.setdefault(tenant, Bucket(rate=1.0 / _EVERY_S, size=_AT_ONCE, now=now))
+            limit = self._strangers.setdefault(tenant, Bucket(rate=1.0 / _PERIOD_S, size=_BURST, now=now))
             if limit.take(1.0, now):
                 self._left_out[tenant] += 1
                 return
@@ -57,7 +57,7 @@ class AuditFile:
 
 @contextlib.contextmanager
 def audited(place: Home, act: str, **facts: str) -> Generator[None]:
-    """Record an act of a person at this machine's terminal, and how it ended."""
+    """Record a person's action at this machine's terminal, with its result."""
     audit = AuditFile(place.audit)
     try:
         yield
@@ -68,7 +68,7 @@ def audited(place: Home, act: str, **facts: str) -> Generator[None]:
 
 
 def login() -> str:
-    """The name of the user who runs the command, for the ledger and the audit trail."""
+    """Return the name of the user who runs the command, for the release ledger and the audit trail."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # in a container the user may have no name

@@ -1,7 +1,7 @@
-"""Prometheus metrics of a run, beside the gateway's own on `GET /metrics`: workers, alarms, disk, and its learning. No tenant sees them.
+"""Prometheus metrics of a run, beside the gateway's own on `GET /metrics`: workers, alarms, disk and learning. No tenant sees them.
 
-Those of its learning, acceptance, rewards, steps and releases, come from the summary that the housekeeping worker stores, so a gateway
-reads no log row for them. Every gateway of a run reports the same values, so a dashboard takes their maximum, not their sum.
+The learning metrics (acceptance, rewards, steps, releases) come from the summary that the housekeeping worker stores, so a gateway reads no
+log rows for them. Every gateway of a run reports the same values, so dashboards must take their maximum, not their sum.
 """
 
 from __future__ import annotations
@@ -34,11 +34,14 @@ from ostinato.status.progress_lines import last_lines
 from ostinato.status.summary import FOLD, RATED, RatedTurn, Summary
 from ostinato.status.worker_status import read_board
 
-_LOOK_S = 5.0
+_ALARM_POLL_S = 5.0
 
 
 class RunNumbers(Collector):
-    """Reads the supervisor's board and the disk at each scrape. `watch_alarms` keeps the raised alarms' names in `alarms`."""
+    """Collects metrics of the workers, the disk and the alarms: reads the supervisor's board and the disk at each scrape.
+
+    `watch_alarms` keeps the names of the raised alarms in `alarms`.
+    """
 
     def __init__(self, board: Path) -> None:
         self._board = board
@@ -47,7 +50,7 @@ class RunNumbers(Collector):
     def collect(self) -> Iterable[Metric]:
         names = sorted(self.alarms)
         yield _labelled("name", names, "alarm", "1 for each active alarm in the log.", [1.0] * len(names))
-        with contextlib.suppress(OSError):  # of a disk that is gone nothing is said, and all else is
+        with contextlib.suppress(OSError):  # without the disk the other metrics are still reported
             free = shutil.disk_usage(self._board.parent).free
             yield _gauge("disk_free_bytes", "Free bytes on the disk of the run's directory.", free)
         board, now = read_board(self._board), wall_clock()
@@ -78,7 +81,7 @@ def _labelled(
     values: Iterable[float | None],
     kind: type[GaugeMetricFamily | CounterMetricFamily] = GaugeMetricFamily,
 ) -> Metric:
-    """A family with a value for each name; None: it has none."""
+    """Return a metric family with a sample for each name whose value is not None."""
     family = kind(f"ostinato_{metric}", description, labels=[label])
     for name, value in zip(names, values, strict=True):
         if value is not None:
@@ -92,7 +95,7 @@ def _counted(metric: str, description: str, label: str, counted: Mapping[str, in
 
 
 async def watch_alarms(log: RowLog, standing: set[str]) -> None:
-    """Until cancelled, keep the names of the raised alarms in `standing`. A failed read of the log is tried again later."""
+    """Until cancelled, keep the names of the raised alarms in `standing`. A failed read of the log is retried."""
     cursor = 0
     while True:
         with contextlib.suppress(OstinatoError):
@@ -100,23 +103,24 @@ async def watch_alarms(log: RowLog, standing: set[str]) -> None:
             async for _, row in log.read(cursor, {Alarm}):
                 if isinstance(row, Alarm):
                     (standing.add if row.state is AlarmState.RAISED else standing.discard)(row.name)
-            cursor = newest  # rows appended meanwhile are read twice, in order, which changes nothing
-        await asyncio.sleep(_LOOK_S)
+            cursor = newest  # rows appended meanwhile are read twice, in order, which is harmless
+        await asyncio.sleep(_ALARM_POLL_S)
 
 
 # ---------------------------------------------------------------- learning
 
 
-_LEARNING_S = 30.0
+_LEARNING_POLL_S = 30.0
 _ACTIONS = {"shipped": 0, "blocked": 0, "rolled_back": 0}
-"""Exported from the start, because Prometheus sees no increase in a counter that first appears with its first count."""
+"""Exported as 0 from the start, because Prometheus misses the first increase of a counter that appears with it."""
 
 
 @dataclass(slots=True, eq=False)
 class LearningNumbers(Collector):
-    """Reports the values last set: the summary, the number of log rows after it, and the release ledger's state. `adapt`: the settings of
-    dials; `serve`: the serving worker's progress, which tells the bases that are not used; `train`: the trainer's, which tells how well
-    late rewards are predicted, None if none is.
+    """Collects the learning metrics from the values that `watch_learning` and `watch_branches` last set.
+
+    `behind`: number of log rows after the summary; `adapt`: the settings of dials; `serve`: the serving worker's progress file, which lists
+    the refused bases; `train`: the trainer's, which says how well late rewards are predicted; None if none are.
     """
 
     summary: Summary | None = None
@@ -130,7 +134,7 @@ class LearningNumbers(Collector):
     branches: Sequence[BranchNow] = ()
 
     def collect(self) -> Iterable[Metric]:
-        """The metric families of one scrape; none but branches' until there is a summary."""
+        """Yield the metric families of one scrape; only those of branches until there is a summary."""
         yield from _branches(self.branches)
         seen = self.summary
         if seen is None:
@@ -184,7 +188,7 @@ def _dials(found: DialsNow) -> Iterable[Metric]:
     of = partial(_labelled, "side", (DIALS, HOLDOUT))
     yield of("dials_people", "People compared, by side.", (effect.people, effect.holdout))
     yield of("dials_acceptance", "Share of their turns with a reward above 0.", (effect.accepted, effect.held))
-    if effect.lower is not None and effect.upper is not None:  # told together, once there are people enough
+    if effect.lower is not None and effect.upper is not None:  # both exist once there are enough people
         yield _gauge("dials_effect", "Acceptance of people with dials less that of the holdout.", effect.difference)
         yield _gauge("dials_effect_lower", "Its lower bound, which holds at every look, 95%.", effect.lower)
         yield _gauge("dials_effect_upper", "Its upper bound.", effect.upper)
@@ -229,7 +233,7 @@ def _compactions(found: CompactionsNow) -> Iterable[Metric]:
 
 
 def _branches(found: Sequence[BranchNow]) -> Iterable[Metric]:
-    """Of tenants' branches, by tenant; none without any."""
+    """Yield the metrics of tenants' branches, by tenant; none without branches."""
     of, contrasts = partial(_labelled, "tenant", [each.tenant for each in found]), [each.contrast for each in found]
     versions = [each.version and each.version.number for each in found]
     parents = [each.parent and each.parent.number for each in found]
@@ -248,7 +252,7 @@ def _branches(found: Sequence[BranchNow]) -> Iterable[Metric]:
 
 
 def _surrogate(lines: Sequence[Mapping[str, Any]]) -> Iterable[Metric]:
-    """How well late rewards are predicted, by the trainer's newest line about it."""
+    """Yield how well late rewards are predicted, from the trainer's newest progress line about it."""
     tenants = next((line["tenants"] for line in reversed(lines) if line["kind"] == "surrogate"), {})
     names = sorted(tenants)
     for name, description in (
@@ -267,27 +271,27 @@ def _surrogate(lines: Sequence[Mapping[str, Any]]) -> Iterable[Metric]:
 
 
 async def watch_branches(branches: BranchReader, board: Path, numbers: LearningNumbers) -> None:
-    """Until cancelled, set the tenants' branches in `numbers`. `board`: the file of the workers' states."""
+    """Until cancelled, set the tenants' branches in `numbers`. `board`: the supervisor's status board."""
     while True:
         numbers.branches = await branches.now(await asyncio.to_thread(read_board, board))
-        await asyncio.sleep(_LEARNING_S)
+        await asyncio.sleep(_LEARNING_POLL_S)
 
 
 async def watch_learning(log: RowLog, folds: Folds, ledger: ReleaseLedger, numbers: LearningNumbers) -> None:
-    """Until cancelled, set the newest summary and ledger state in `numbers`. A failed read is tried again later."""
+    """Until cancelled, set the newest summary and ledger state in `numbers`. A failed read is retried."""
     while True:
         with contextlib.suppress(OstinatoError):
             numbers.ledger = await ledger.refresh()
             newest, kept = await asyncio.to_thread(log.newest), await folds.load(FOLD)
-            if kept is not None and kept[0] <= newest:  # a summary of a longer log is another log's
-                # written by another version: a new one is on its way
+            if kept is not None and kept[0] <= newest:  # otherwise it summarises another, longer log
+                # a summary of another version of Ostinato cannot be parsed; a new one will replace it
                 with contextlib.suppress(KeyError, TypeError, ValueError):
                     moved = numbers.summary is None or numbers.summary.cursor != kept[0]
                     if moved:
-                        # takes up to 70 ms with 20,000 open turns, so it must not run between two tokens of a stream
+                        # takes up to 70 ms with 20,000 open turns, so it must not block the event loop between two tokens
                         numbers.summary = await asyncio.to_thread(Summary.of, *kept)
                     numbers.behind = newest - kept[0]
                     if moved and numbers.summary is not None:
                         numbers.dials = await asyncio.to_thread(_dials_of, numbers)
                         numbers.styles = await asyncio.to_thread(numbers.summary.styles.effects)
-        await asyncio.sleep(_LEARNING_S)
+        await asyncio.sleep(_LEARNING_POLL_S)

@@ -1,4 +1,4 @@
-"""The page of a run in its gateway: its routes and an operator's actions. Also one look at the same facts from the command line."""
+"""The run's page in the gateway: its routes and the operator's actions. Also the same facts for the command line."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from ostinato.web.page.app import Pages
 from ostinato.web.page.operator_actions import PlaygroundAnswer
 from ostinato.weights.version.content import version_ref
 
-if TYPE_CHECKING:  # a gateway imports it once it answers
+if TYPE_CHECKING:  # a gateway imports it only once it serves
     import aiohttp
 
 # ---------------------------------------------------------------- operator actions
@@ -43,8 +43,10 @@ if TYPE_CHECKING:  # a gateway imports it once it answers
 _TIMEOUT_S = 120.0
 
 
-class RunActs:
-    """Acts on one run, as the commands of these names do. Release actions run one at a time: of two people the second gets Conflict."""
+class RunActions:
+    """The operator's actions on one run, like the commands of the same names. Release actions run one at a time: of two people who act on
+    the same live version, the second gets Conflict.
+    """
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -79,7 +81,7 @@ class RunActs:
         return f"{row.name} ended; it is not raised again for a finding of this size"
 
     async def ask(self, messages: Sequence[Mapping[str, str]], arms: Sequence[str]) -> tuple[PlaygroundAnswer, ...]:
-        """Ask through the gateway with the run's own key. These turns belong to nobody, and nothing is learned from them."""
+        """Ask each arm through the gateway with the run's own key. These turns belong to nobody and are not learned from."""
         async with self._session() as session:
             return tuple(await asyncio.gather(*(self._answer(session, messages, arm) for arm in arms)))
 
@@ -88,13 +90,13 @@ class RunActs:
         event: dict[str, Any] = {"id": f"playground-{secrets.token_hex(12)}", "target": turn, "name": name}
         event |= {"value": True, "source": "human"} | ({"correction": correction} if correction else {})
         async with self._session() as session:
-            found = await self._post(session, "/v1/feedback", event, {})
-        return str(found.get("status", found))
+            answer = await self._post(session, "/v1/feedback", event, {})
+        return str(answer.get("status", answer))
 
-    # ------------------------------------------------------------ inside
+    # ------------------------------------------------------------ private
 
     async def _releases(self, expected_live: str) -> tuple[ReleaseController, PolicyVersion]:
-        """A controller for release actions by hand, and the expected live version. Raises Conflict if another one is live."""
+        """Return a controller for manual release actions and the live version. Raises Conflict if that is not the expected one."""
         releases = open_releases(self._run)
         live = (await releases.ledger.refresh()).live
         if live is None or live.hash != expected_live:
@@ -121,12 +123,12 @@ class RunActs:
     async def _answer(
         self, session: aiohttp.ClientSession, messages: Sequence[Mapping[str, str]], arm: str
     ) -> PlaygroundAnswer:
-        model, said = self._run.config.model.served_as, [dict(message) for message in messages]
-        body = {"model": model, "messages": said, "user": "playground"}
+        model, conversation = self._run.config.model.served_as, [dict(message) for message in messages]
+        body = {"model": model, "messages": conversation, "user": "playground"}
         try:
             found = await self._post(session, "/v1/chat/completions", body, {"X-Ostinato-Slot": arm})
-            said = cast("Mapping[str, Any]", found.get("ostinato") or {})
-            spans = cast("Sequence[Sequence[Any]]", said.get("spans") or ())
+            details = cast("Mapping[str, Any]", found.get("ostinato") or {})
+            spans = cast("Sequence[Sequence[Any]]", details.get("spans") or ())
             return PlaygroundAnswer(
                 arm=arm,
                 turn=f"{found['id']}:0",
@@ -146,19 +148,19 @@ class RunActs:
             raise Unavailable("the gateway has no address yet; try again in a moment")
         try:
             async with session.post(url + path, json=body, headers=headers) as reply:
-                found = cast("Mapping[str, Any]", await reply.json(content_type=None))
+                answer = cast("Mapping[str, Any]", await reply.json(content_type=None))
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise Unavailable(f"the gateway did not answer: {error!r}; try again") from error
         if reply.status >= 400:
-            raise Unavailable(str(found.get("error", {}).get("message", found)))
-        return found
+            raise Unavailable(str(answer.get("error", {}).get("message", answer)))
+        return answer
 
 
 # ---------------------------------------------------------------- the page
 
 
 class RunPage:
-    """The page in the serving worker: its routes, the task that keeps its index up to date, and its closing."""
+    """The page in the serving worker: its routes and the task that keeps its index up to date."""
 
     def __init__(self, run: Run, log: RowLog, audit: Audit, branches: BranchReader) -> None:
         self._run, self._log, self._audit, self._branches = run, log, audit, branches
@@ -167,18 +169,18 @@ class RunPage:
         self._closing = contextlib.ExitStack()
 
     def routes(self, renderer: Renderer) -> Page:
-        """The routes for a gateway with this renderer. Call it once."""
+        """Return the routes for a gateway with this renderer. Call it once."""
         run, log, pieces = self._run, self._log, renderer.token_bytes
         facts = self._facts = RunFacts(run, log, pieces, branches=self._branches)
         self._closing.callback(facts.close)
         worlds = RunWorlds(run.home, run.config, log, pieces, readers=renderer.reader, shipped=facts.shipped)
         self._closing.callback(worlds.close)
-        self._pages = Pages(facts, worlds, RunActs(run), wall_clock, self._audit)
+        self._pages = Pages(facts, worlds, RunActions(run), wall_clock, self._audit)
         self._closing.callback(self._pages.end)
         return self._pages.routes
 
     async def keep(self, stopping: asyncio.Event) -> None:
-        """Keep the index up to date with the log until cancelled. When `stopping` is set, end the viewers' streams and go on."""
+        """Keep the index up to date with the log until cancelled. When `stopping` is set, end the viewers' streams but go on."""
         assert self._facts is not None
         assert self._pages is not None
         keeping = asyncio.create_task(self._facts.feed.keep())
@@ -199,28 +201,28 @@ class RunPage:
 
 @contextlib.contextmanager
 def open_page(run: Run, audit: Audit, branches: BranchReader) -> Generator[RunPage]:
-    """The page of a run, with a log connection of its own. `audit` receives what is done on it."""
+    """Open a run's page with its own log connection. `audit` receives the actions on it."""
     with open_log(run.config) as log, contextlib.closing(RunPage(run, log, audit, branches)) as page:
         yield page
 
 
-# ---------------------------------------------------------------- one look from the command line
+# ---------------------------------------------------------------- facts for the command line
 
 
 PATIENCE_S = 60.0
-"""How long one question may take for somebody who waits at a terminal."""
+"""Timeout of one question that is asked from a terminal."""
 
 
 @contextlib.asynccontextmanager
-async def looking(run: Run, *, turns_s: float = math.inf) -> AsyncGenerator[RunFacts]:
-    """A run's facts: all decisions, and as many turns, the newest first, as can be read in `turns_s` seconds.
+async def open_facts(run: Run, *, turns_s: float = math.inf) -> AsyncGenerator[RunFacts]:
+    """Open a run's facts: all decisions, and as many turns, newest first, as can be read in `turns_s` seconds.
 
-    Only the gateway writes the page's index. This look copies it and reads into the copy the rows that it lacks.
+    Only the gateway may write the page's index, so the missing rows are read into a temporary copy.
     """
     with tempfile.TemporaryDirectory(prefix="ostinato-") as folder, open_log(run.config) as log:
         index = Path(folder) / INDEX
-        copy(run.home.folds / INDEX, index)
-        made = RunFacts(run, log, Spelling(run.config), wall_clock, index=index, patience_s=PATIENCE_S)
+        copy_index(run.home.folds / INDEX, index)
+        made = RunFacts(run, log, LazyTokenBytes(run.config), wall_clock, index=index, patience_s=PATIENCE_S)
         with contextlib.closing(made) as facts:
             await facts.feed.decided()
             until = time.monotonic() + turns_s
@@ -229,8 +231,8 @@ async def looking(run: Run, *, turns_s: float = math.inf) -> AsyncGenerator[RunF
             yield facts
 
 
-def copy(index: Path, to: Path) -> None:
-    """Copy the index as of one moment. If it is missing or unreadable there is no copy, and it is rebuilt from the log."""
+def copy_index(index: Path, to: Path) -> None:
+    """Copy a consistent snapshot of the index. A missing or unreadable one is not copied; it is then rebuilt from the log."""
     if not index.exists():
         return
     try:
@@ -243,8 +245,8 @@ def copy(index: Path, to: Path) -> None:
         remove(to)
 
 
-class Spelling:
-    """The bytes of a token, by the tokenizer of the run's model, which is loaded on first use. b"" for all if it cannot be loaded."""
+class LazyTokenBytes:
+    """Maps a token id to its bytes, with the tokenizer of the run's model, loaded on first use. Always b"" if it cannot be loaded."""
 
     def __init__(self, config: Config) -> None:
         self._config = config

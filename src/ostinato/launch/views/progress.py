@@ -1,4 +1,6 @@
-"""JSON lines that workers write for people: steps, publications, swaps. `status` and the demo read them; no worker does."""
+"""Progress files: JSON lines on steps, publications and swaps that workers write for people. The gateway's metrics, `status` and the demo
+read them.
+"""
 
 from __future__ import annotations
 
@@ -30,23 +32,23 @@ logger = logging.getLogger(__name__)
 
 
 def kept_bytes(config: Config) -> int:
-    """The bytes that a progress file may reach before it is rotated."""
+    """Return the size in bytes beyond which a progress file is rotated."""
     return int(1e6 * config.housekeeping.log_mb)
 
 
 class Progress:
-    """Appends lines to one file. On a full disk a line is lost, but never work. A file beyond `most_bytes` is rotated to `older`."""
+    """Appends lines to one file. A line that cannot be written is dropped. A file beyond `most_bytes` is rotated to `older`."""
 
     def __init__(self, path: Path, most_bytes: int = KEPT_BYTES) -> None:
         self._path, self._most_bytes = path, most_bytes
-        self._torn = True  # an earlier process, or a disk that filled up, may have left half a line at the end
+        self._torn = True  # the file may end with half a line, left by a killed process or a full disk
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Append a line with the kind, the time and the fields."""
+        """Append a JSON line with the kind, the time and the fields."""
         self.append(json.dumps({"kind": kind, "at": wall_clock(), **fields}))
 
     def append(self, line: str) -> None:
-        """Append `line`, which has no line break, as it is."""
+        """Append `line` as it is. It must not contain a line break."""
         try:
             with open(self._path, "a", encoding="utf-8", opener=private) as file:
                 torn, self._torn = self._torn and file.tell() > 0, True
@@ -59,8 +61,8 @@ class Progress:
             logger.warning("progress line lost: %s", error)
 
     def _rotate(self, file: TextIO) -> None:
-        """Rotate the file that was written, unless another process that writes to it, too, has done so: the one begun since would replace
-        the older part.
+        """Rotate the file unless another of its writers already did. A second rotation would overwrite the older part with a file that
+        was just begun.
         """
         fcntl.flock(file, fcntl.LOCK_EX)
         with contextlib.suppress(FileNotFoundError):
@@ -71,7 +73,7 @@ class Progress:
         self.write("step", step=learned.step, **learned.metrics)
 
     def paced(self, pace: Pace) -> None:
-        """Record how many releases the traffic can carry."""
+        """Record how many releases the traffic can support."""
         self.write("pace", **asdict(pace))
 
     def published(self, done: Published) -> None:
@@ -89,11 +91,11 @@ class Progress:
         )
 
     def computing(self, mode: NumericsMode) -> None:
-        """Record the mode in which the engine computes, and why."""
+        """Record the engine's numerics mode and its reason."""
         self.write("numerics", mode=mode.mode, why=mode.why, line=str(mode))
 
     def lent(self, lent: Lent) -> None:
-        """Record how many of the people's servers are lent to rollouts."""
+        """Record how many servers are lent from people to rollouts."""
         if lent.why:
             logger.info("to rollouts: %s", lent.why)
         self.write("lent", **asdict(lent))
@@ -106,7 +108,7 @@ class Progress:
         self.write("dials", **asdict(spread))
 
     def bases(self, refused: Sequence[str]) -> None:
-        """Record the hashes of the weights whose basis is not used, since it moves protected tokens."""
+        """Record the hashes of the weights whose basis is refused because it moves protected tokens."""
         self.write("bases", refused=[*refused])
 
     def swapped(self, swap: Swap) -> None:

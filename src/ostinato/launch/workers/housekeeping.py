@@ -1,8 +1,7 @@
-"""The housekeeping worker: bounds the run's disk use while it goes on, and saves the summary that `ostinato status` starts from.
+"""The housekeeping worker: bounds the run's disk use and saves the summary from which `ostinato status` starts.
 
-Each round deletes the versions that nothing needs, drops rows of the log past their retention and removes partial files that
-killed writers left. A chore that fails is retried in the next round; the others go on. The worker may be killed at
-any instant.
+Each round garbage-collects the weight store, drops rows of the log past their retention and removes partial files of killed writers.
+A chore that fails is retried in the next round and does not stop the others. The worker may be killed at any instant.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import OstinatoError
 from ostinato.launch.views.progress import Progress, kept_bytes
-from ostinato.launch.workers.prepare import prepared
+from ostinato.launch.workers.prepare import await_prepared
 from ostinato.launch.workers.shutdown import unless
-from ostinato.launch.workers.worker_main import Life, act
+from ostinato.launch.workers.worker_main import WorkerContext, run_in_role
 from ostinato.record.restore import sweep_restorations
 from ostinato.status import summary
 
@@ -29,67 +28,67 @@ logger = logging.getLogger(__name__)
 
 SUMMARY_S = 20.0
 """Seconds between two saves of the summary."""
-LEFT_S = 3600.0
-"""A partial file that is older than this, in seconds, was left by a writer that was killed."""
+LEFTOVER_AGE_S = 3600.0
+"""Age in seconds beyond which a partial file must be the leftover of a killed writer."""
 
 
-async def housekeeping(config: Config, life: Life) -> None:
-    """Tidy up until told to stop. Raises what `act` raises."""
-    tidying = asyncio.create_task(_tidy_here(config))
+async def housekeeping(config: Config, context: WorkerContext) -> None:
+    """Tidy up until told to stop. Raises what `run_in_role` raises."""
+    tidying = asyncio.create_task(_tidy_this_machine(config))
 
     async def work(run: Run) -> None:
         tidying.cancel()
-        await unless(life.stopping, _work(run, life))
+        await unless(context.stopping, _work(run, context))
 
     try:
-        await act(config, life, "housekeeping", work)
+        await run_in_role(config, context, "housekeeping", work)
     finally:
         tidying.cancel()
 
 
-async def _tidy_here(config: Config) -> None:
-    """Tidy this machine's disk until cancelled, even while another machine's worker has the role and does the rest."""
+async def _tidy_this_machine(config: Config) -> None:
+    """Remove leftovers from this machine's disk until cancelled, even while a worker on another machine has the role."""
     while True:
         with contextlib.suppress(OSError):  # tried again in the next round
-            remove_leftovers(home(config).root, wall_clock() - LEFT_S)
+            remove_leftovers(home(config).root, wall_clock() - LEFTOVER_AGE_S)
         await asyncio.sleep(config.housekeeping.every_s)
 
 
-async def _work(run: Run, life: Life) -> None:
-    life.pulse.begin("waiting for version 0")  # another worker does this, with a time limit of its own
-    await prepared(run)
-    rounds = Rounds(run, life)
-    life.pulse.begin("reading the log")
+async def _work(run: Run, context: WorkerContext) -> None:
+    context.pulse.begin("waiting for version 0")  # another worker makes it, with its own time limit
+    await await_prepared(run)
+    rounds = Rounds(run, context)
+    context.pulse.begin("reading the log")
     seen, read = await summary.summarise(run.log, run.folds, await run.log.append())
     if read:
-        await rounds.attempt("the summary", lambda: _keep(run, seen))
+        await rounds.attempt("the summary", lambda: _save_summary(run, seen))
     while True:
-        with life.pulse.during("tidying up", run.config.supervise.work_s):
+        with context.pulse.during("tidying up", run.config.supervise.work_s):
             await rounds.tidy()
         until = asyncio.get_running_loop().time() + run.config.housekeeping.every_s
         while (left := until - asyncio.get_running_loop().time()) > 0:
-            life.pulse.begin("waiting for the next round")
-            await rounds.attempt("the summary", lambda: _refresh(run, seen))
+            context.pulse.begin("waiting for the next round")
+            await rounds.attempt("the summary", lambda: _update_summary(run, seen))
             await asyncio.sleep(min(SUMMARY_S, left))
 
 
-async def _refresh(run: Run, seen: summary.Summary) -> str:
-    return await _keep(run, seen) if await summary.catch_up(seen, run.log) else ""
+async def _update_summary(run: Run, seen: summary.Summary) -> str:
+    return await _save_summary(run, seen) if await summary.catch_up(seen, run.log) else ""
 
 
-async def _keep(run: Run, seen: summary.Summary) -> str:
+async def _save_summary(run: Run, seen: summary.Summary) -> str:
     await summary.keep(seen, run.folds)
     return ""
 
 
 class Rounds:
-    """A run's rounds of chores. What a chore did goes to the progress lines; a failed chore is the worker's `trouble` until it succeeds."""
+    """The chores of a run. Their reports go to the progress file; a failed chore is the worker's `trouble` until it succeeds."""
 
-    def __init__(self, run: Run, life: Life) -> None:
+    def __init__(self, run: Run, context: WorkerContext) -> None:
         self._run = run
         self._progress = Progress(run.home.progress("housekeeping"), kept_bytes(run.config))
         self._failing: dict[str, str] = {}
-        life.pulse.trouble = lambda: "; ".join(self._failing.values()) or None
+        context.pulse.trouble = lambda: "; ".join(self._failing.values()) or None
 
     async def tidy(self) -> None:
         started = wall_clock()
@@ -107,7 +106,7 @@ class Rounds:
         self._progress.write("tidied", seconds=round(wall_clock() - started, 2), said=said, failing=list(self._failing))
 
     async def attempt(self, name: str, chore: Callable[[], Awaitable[str]]) -> str:
-        """Run a chore and return its report of what it did; "" if it did nothing or failed."""
+        """Run a chore and return its report; "" if it did nothing or failed."""
         try:
             done = await chore()
         except (OstinatoError, OSError) as error:
@@ -134,12 +133,12 @@ class Rounds:
         return f"wrote to the log that {told} were forgotten" if told else ""
 
     async def _leftovers(self) -> str:
-        gone = remove_leftovers(self._run.home.root, wall_clock() - LEFT_S)
+        gone = remove_leftovers(self._run.home.root, wall_clock() - LEFTOVER_AGE_S)
         return f"removed {', '.join(gone)}" if gone else ""
 
 
 def remove_leftovers(root: Path, before: float) -> list[str]:
-    """Remove what killed writers left, if it was last written before the time `before`: partial files, and restorations of the log.
+    """Remove killed writers' partial files and unfinished restorations of the log that were last written before the time `before`.
 
     Returns their names. Raises OSError.
     """
@@ -147,7 +146,7 @@ def remove_leftovers(root: Path, before: float) -> list[str]:
     for folder in (root, *(root / name for name in ("logs", "folds", "checkpoints", "erasure"))):
         for path in folder.glob("*.*"):
             half = path.suffix == ".partial" or (folder.name == "folds" and path.suffix[1:].isdecimal())
-            with contextlib.suppress(FileNotFoundError):  # its writer has just given it its name
+            with contextlib.suppress(FileNotFoundError):  # its writer has just renamed it
                 if half and path.is_file() and path.stat().st_mtime < before:
                     path.unlink()
                     gone.append(path.name)

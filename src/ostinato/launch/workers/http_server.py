@@ -1,4 +1,4 @@
-"""Serves an app with uvicorn on a listening socket until the worker says to stop."""
+"""The HTTP server: uvicorn on a bound socket, stopped by the worker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ostinato.launch.placing.address import url_of
 from ostinato.serve.wire.connections import Connections
 from ostinato.serve.wire.protocol import UNREAD_S, BoundedHttp
 
-# uvicorn's default of 5 is less than aiohttp's 15 or a load balancer's 60: a request could be sent on a connection that was just closed
+# longer than a client or load balancer keeps a connection (aiohttp 15, AWS 60), or a request could arrive on one that was just closed
 KEEP_ALIVE_S = 75
 
 
@@ -43,13 +43,13 @@ async def listen(
 
     Args:
         asgi: the app.
-        listener: the socket.
+        listener: the bound socket.
         stopping: set when the server should end.
-        say: called with the URL when the socket accepts connections.
-        lifespan: the app has a start-up and shutdown of its own.
-        connections: bounds how many may be open; None: any number.
-        unread_s: how long an answer may lie unread.
-        keep_alive_s: how long a connection without a request stays open.
+        say: called with the URL once the socket accepts connections.
+        lifespan: whether the app has start-up and shutdown handlers.
+        connections: limits the open connections; None for no limit.
+        unread_s: seconds for which a client may leave an answer unread.
+        keep_alive_s: seconds for which a connection without a request stays open.
     """
     failed: list[BaseException] = []
 
@@ -65,8 +65,8 @@ async def listen(
     settings = uvicorn.Config(
         watched,
         http=protocol,
-        ws="none",  # WebSocket connections would escape these bounds
-        proxy_headers=False,  # in the audit trail a client could name another's address
+        ws="none",  # WebSocket connections would escape these limits
+        proxy_headers=False,  # otherwise a client could forge its address in the audit trail
         log_level="warning",
         lifespan="on" if lifespan else "off",
         timeout_graceful_shutdown=5,

@@ -1,4 +1,4 @@
-"""What a run needs before it can be served or trained: the model on disk, version 0 in the weight store, and the refs that name it."""
+"""Preparation of a run: downloads the model, publishes it as version 0 and sets the refs."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ from ostinato.core.errors import BadConfig
 from ostinato.core.records import ReleaseEvent
 from ostinato.weights.publish.publisher import VersionPublisher
 
-_AGAIN_S = 0.2
+_POLL_S = 0.2
 
 
 async def prepare(run: Run, say: Callable[[str], None]) -> Path:
-    """Make the run ready and return the model's directory. Idempotent. One process does it at a time; others wait as long as it takes."""
+    """Prepare the run and return the model's directory. Idempotent. One process does it at a time; the others wait without a limit."""
     waiting = "waiting for another worker to make the run ready"
     with contextlib.closing(await wait_for(open_roles(run.config), "prepare", lambda _: say(waiting))):
         path = await asyncio.to_thread(model_path, run.config, say)
         if await run.store.read_ref("live") is None:
             await _check_unreleased(run)
             await (begin_branch(run, say) if run.config.run.tenant else _publish_base(run, path, say))
-        base = await run.follower.resolve("base") or await run.follower.resolve("live")  # a copied store has no base
+        # a copied store has no ref `base`
+        base = await run.follower.resolve("base") or await run.follower.resolve("live")
         assert base is not None
         await open_releases(run).bootstrap(base)
     return path
 
 
-async def prepared(run: Run) -> None:
-    """Wait until another worker has made the run ready. For workers that need no model of their own."""
+async def await_prepared(run: Run) -> None:
+    """Wait until another worker has prepared the run. For workers that load no model."""
     while await run.store.read_ref("live") is None:
-        await asyncio.sleep(_AGAIN_S)
+        await asyncio.sleep(_POLL_S)
 
 
 async def _check_unreleased(run: Run) -> None:
-    """Raise BadConfig if the log has releases: without its weights the run would go back to the starting model."""
+    """Raise BadConfig if the log has releases: without their weights the run would go back to the starting model."""
     async for _ in run.log.read(0, {ReleaseEvent}):
         where = run.config.weights.url or run.home.weights
         raise BadConfig(
@@ -53,7 +54,7 @@ async def _publish_base(run: Run, path: Path, say: Callable[[str], None]) -> Non
     from ostinato.model.load import load_model, weights_of
 
     say("publishing version 0: the model as it came")
-    # with the kernels in use: no others are compiled to try them
+    # keep the configured kernels, so that no others are compiled for a trial
     on_host = backend(run.config.model.model_copy(update={"device": "cpu"}))
     model = await asyncio.to_thread(load_model, path, stored_dtype(run.config.model), backend=on_host)
     publisher = VersionPublisher(run.store, run.config.publish)

@@ -1,4 +1,4 @@
-"""The rollout worker: runs the newest weights in simulated worlds, for the trainer to learn from."""
+"""The rollout worker: runs the newest weights on the tasks of simulated worlds, so that the trainer can learn from them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ostinato.core.errors import OstinatoError
 from ostinato.core.seams import Log
 from ostinato.launch.placing.address import await_gateway, bind
 from ostinato.launch.views.progress import Progress, kept_bytes
-from ostinato.launch.workers.prepare import prepared
+from ostinato.launch.workers.prepare import await_prepared
 from ostinato.launch.workers.shutdown import unless
-from ostinato.launch.workers.worker_main import Life, patience_of
+from ostinato.launch.workers.worker_main import WorkerContext, patience_of
 from ostinato.record.roles import hold
 from ostinato.worlds.rollout.finished import CheatWatch, Finished
 from ostinato.worlds.rollout.rollout_worker import Rollouts
@@ -25,57 +25,57 @@ from ostinato.worlds.tasks.task import Taskset
 logger = logging.getLogger(__name__)
 
 
-async def rollout(config: Config, life: Life) -> None:
-    """Make rollouts until told to stop, for this run or, through its door, for a run on another machine.
+async def rollout(config: Config, context: WorkerContext) -> None:
+    """Make rollouts until told to stop: for this run, or with `worlds.connect.url` for a run on another machine.
 
-    If this run has a door, workers of other machines are let in. Raises BadConfig for a taskset or certificates that cannot be used,
-    Conflict if another worker already makes these rollouts.
+    With `worlds.door` also accept the rollout workers of other machines. Raises BadConfig for an unusable taskset or certificate, Conflict
+    if another worker already makes these rollouts.
     """
     with hold(home(config).root, "rollout"):
         if config.worlds.connect.url:
-            await _work_afar(config, life)
+            await _work_remotely(config, context)
             return
-        with open_run(config, patience=patience_of(config, life)) as run:
+        with open_run(config, patience=patience_of(config, context)) as run:
             door = config.worlds.door
-            tasks = await _read_tasks(config, life) if config.worlds.file or not door.host else None
-            life.pulse.begin("waiting for the gateway")
-            await unless(life.stopping, prepared(run))
-            url = await unless(life.stopping, await_gateway(run.home))
+            tasks = await _read_tasks(config, context) if config.worlds.file or not door.host else None
+            context.pulse.begin("waiting for the gateway")
+            await unless(context.stopping, await_prepared(run))
+            url = await unless(context.stopping, await_gateway(run.home))
             async with contextlib.AsyncExitStack() as leaving:
                 if door.host:
                     listener = bind(door.host, door.port, "set worlds.door.host and worlds.door.port")
                     await leaving.enter_async_context(open_door(run, url, listener))
                     logger.info("workers of other machines come in at port %d", listener.getsockname()[1])
                 if tasks is None:
-                    life.pulse.begin("letting in workers of other machines")
-                    life.pulse.ready = True
-                    await life.stopping.wait()
+                    context.pulse.begin("letting in workers of other machines")
+                    context.pulse.ready = True
+                    await context.stopping.wait()
                     return
                 progress = _progress(config, tasks)
                 watch = CheatWatch(config.worlds.cheat_quiet)
                 opening = open_rollouts(run, url, tasks, progress.write, _keep(config, watch))
                 rollouts = await leaving.enter_async_context(opening)
-                await _work(rollouts, life, run.log, watch)
+                await _work(rollouts, context, run.log, watch)
 
 
-async def _work_afar(config: Config, life: Life) -> None:
-    """Make rollouts here for a run elsewhere, which sees only tokens and verdicts of this machine."""
-    tasks = await _read_tasks(config, life)
-    life.pulse.begin("waiting for the door")
+async def _work_remotely(config: Config, context: WorkerContext) -> None:
+    """Make rollouts on this machine for a run on another one, which receives only tokens and verdicts."""
+    tasks = await _read_tasks(config, context)
+    context.pulse.begin("waiting for the door")
 
     def waiting(why: str) -> None:
         logger.warning("the door at %s: %s", config.worlds.connect.url, why)
-        life.pulse.begin(f"waiting for the door: {why}"[:200])
+        context.pulse.begin(f"waiting for the door: {why}"[:200])
 
     async with contextlib.AsyncExitStack() as leaving:
         watch = CheatWatch(config.worlds.cheat_quiet)
         opening = open_far_rollouts(config, tasks, _progress(config, tasks).write, _keep(config, watch), waiting)
-        rollouts = await unless(life.stopping, leaving.enter_async_context(opening))
-        await _work(rollouts, life, None, watch)
+        rollouts = await unless(context.stopping, leaving.enter_async_context(opening))
+        await _work(rollouts, context, None, watch)
 
 
-async def _read_tasks(config: Config, life: Life) -> Taskset:
-    life.starting(config)("reading the tasks")
+async def _read_tasks(config: Config, context: WorkerContext) -> Taskset:
+    context.starting(config)("reading the tasks")
     return await asyncio.to_thread(open_taskset, config)
 
 
@@ -95,23 +95,23 @@ def _keep(config: Config, watch: CheatWatch) -> Callable[[Finished], None]:
     return keep
 
 
-async def _work(rollouts: Rollouts, life: Life, log: Log | None, watch: CheatWatch) -> None:
-    telling = asyncio.create_task(_tell(rollouts, life, log, watch))
+async def _work(rollouts: Rollouts, context: WorkerContext, log: Log | None, watch: CheatWatch) -> None:
+    reporting = asyncio.create_task(_report(rollouts, context, log, watch))
     try:
-        await unless(life.stopping, _run(rollouts, life))
+        await unless(context.stopping, _run(rollouts, context))
     finally:
-        telling.cancel()
+        reporting.cancel()
 
 
-async def _run(rollouts: Rollouts, life: Life) -> None:
+async def _run(rollouts: Rollouts, context: WorkerContext) -> None:
     await rollouts.run()
     logger.info("every task was drawn as often as it may be, and the trainer took all: worlds.epochs")
     rollouts.doing = "done: every task was drawn as often as it may be (worlds.epochs)"
-    await life.stopping.wait()
+    await context.stopping.wait()
 
 
-async def _tell(rollouts: Rollouts, life: Life, log: Log | None, watch: CheatWatch) -> None:
-    """Report the current activity and, if there is a log here, the alarm about cheats, whenever they change. Until cancelled."""
+async def _report(rollouts: Rollouts, context: WorkerContext, log: Log | None, watch: CheatWatch) -> None:
+    """Until cancelled, report the current activity and, if there is a log, the alarm about cheats, whenever they change."""
     shown, raised = "", None
     while True:
         if log is not None and watch.raised is not raised:
@@ -122,6 +122,6 @@ async def _tell(rollouts: Rollouts, life: Life, log: Log | None, watch: CheatWat
                 logger.warning("the alarm about cheats is not written yet: %s", error)
         if rollouts.doing != shown:
             shown = rollouts.doing
-            life.pulse.begin(shown)
-            life.pulse.ready = True
+            context.pulse.begin(shown)
+            context.pulse.ready = True
         await asyncio.sleep(0.5)

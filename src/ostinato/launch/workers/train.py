@@ -1,4 +1,4 @@
-"""The training worker: rewards, credit, optimizer steps, publication; repeats what a killed worker had begun, if it can be repeated."""
+"""The training worker: rewards, credit assignment, optimizer steps, publication. After a crash it repeats the recorded steps, if it can."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ostinato.launch.placing.heartbeat import Heartbeat
 from ostinato.launch.views.progress import Progress, kept_bytes
 from ostinato.launch.workers.prepare import prepare
 from ostinato.launch.workers.shutdown import unless
-from ostinato.launch.workers.worker_main import Life, act
+from ostinato.launch.workers.worker_main import WorkerContext, run_in_role
 from ostinato.loop import step
 from ostinato.model.kernels.cache import announced
 from ostinato.reward.protocol import Asker
@@ -41,19 +41,20 @@ from ostinato.weights.version.content import version_ref
 
 logger = logging.getLogger(__name__)
 
-# a worker must end within `supervise.stop_s`; so many of these seconds are kept for what follows the clean-up
-_LEAVING_S = 3.0
-_LEAST_CLEANING_S = 1.0
+# a worker must end within `supervise.stop_s`; these seconds of it are reserved for what follows the clean-up
+_EXIT_RESERVE_S = 3.0
+_MIN_CLEANING_S = 1.0
 
-# why recorded steps are not repeated
-_ERASED = "has turns that were erased"
-_ANOTHER = "gives other weights than were published with its number (the settings in `train`, the version or the machine have changed)"
+# reasons why recorded steps are not repeated
+_TURNS_ERASED = "has turns that were erased"
+_DIFFERS = "gives other weights than were published with its number (the settings in `train`, the version or the machine have changed)"
 
 
 class ReportingTrainer:
-    """Wraps the loop's `Trainer` and reports to the pulse when it takes a step.
+    """A `Trainer` that reports each step to the heartbeat.
 
-    A step of up to `most` tokens may take `longest_s` seconds, a longer one in proportion: a group of rollouts may be longer than a batch.
+    A step of up to `most` tokens may take `longest_s` seconds, a larger one proportionally more: a group of rollouts may have more tokens
+    than a batch.
     """
 
     def __init__(self, inner: Trainer, pulse: Heartbeat, longest_s: float, most: int) -> None:
@@ -66,29 +67,29 @@ class ReportingTrainer:
 
 
 class TrainWorker:
-    """Learns, stores versions and writes checkpoints; goes back to the live version when every newer version was refused.
+    """Takes optimizer steps, publishes versions and writes checkpoints; goes back to the live version when every newer one was refused.
 
-    `parts` holds the components that it was built from.
+    `parts` are its components.
     """
 
     def __init__(self, run: Run, learning: Learning, progress: Progress, pulse: Heartbeat) -> None:
         self._longest_s = run.config.supervise.work_s
         most = run.config.reward.batch_tokens
-        told = ReportingTrainer(learning.learner.trainer, pulse, self._longest_s, most)
-        self.parts = replace(learning, learner=replace(learning.learner, trainer=told))
+        reporting = ReportingTrainer(learning.learner.trainer, pulse, self._longest_s, most)
+        self.parts = replace(learning, learner=replace(learning.learner, trainer=reporting))
         self._run, self._progress, self._pulse = run, progress, pulse
         self._shared = shared_checkpoints(run)
         branch = bool(run.config.run.tenant)
         self._erasure = BranchErasure(run, learning, self._begin_at) if branch else ErasureReplay(run, learning)
-        self._unerased = ""
-        self._rows = TenantRows(run) if branch else None
-        self._seen: PolicyVersion | None = None  # live, as a branch's training last looked at it
-        # how far `_last_base` read, and what it found
-        self._based: tuple[Cursor, Batch | None, bool] = (0, None, False)
+        self._erasure_error = ""
+        self._tenant_rows = TenantRows(run) if branch else None
+        self._seen: PolicyVersion | None = None  # the live version that `_rebase` last checked
+        # how far `_last_base` has read the log, and its result
+        self._base_scan: tuple[Cursor, Batch | None, bool] = (0, None, False)
         pulse.trouble = lambda: (
             learning.stored.trouble
             or (self._shared and self._shared.trouble)
-            or self._unerased
+            or self._erasure_error
             or self._erasure.trouble
             or None
         )
@@ -97,8 +98,10 @@ class TrainWorker:
         self._what = {"people": turns, "worlds": groups, "both": f"{turns} or {groups}"}[self._settings.source]
 
     async def resume(self) -> None:
-        """Load the last checkpoint and repeat the recorded steps after it, with the recorded credits. A replay without forgotten people
-        that was begun or is asked for comes first. Raises BadConfig if the checkpoint is newer than the log.
+        """Load the last checkpoint and repeat the recorded steps after it with the recorded advantages.
+
+        A replay without forgotten people that was begun or requested comes first. Raises BadConfig if the checkpoint is newer than the
+        log.
         """
         parts = self.parts
         if await self._erase(fresh=True):
@@ -110,27 +113,27 @@ class TrainWorker:
                     logger.info("fetched the checkpoint %s of another host's trainer", fetched)
         if await asyncio.to_thread(parts.trainer.resume, self._run.home.checkpoints):
             logger.info("resumed at step %d", parts.trainer.step_count)
-        if self._rows is not None:
+        if self._tenant_rows is not None:
             await self._resume_branch()
         named = await parts.released.candidate()
         parts.candidates.last = await self._present() or named or parts.released.live
         async with parts.candidates.repeating(named):
             async for batch in parts.desk.history(parts.trainer.step_count):
                 if any(sample.turn.redacted for sample in batch.samples):
-                    await self._leave_recorded(batch.row.step, _ERASED)
+                    await self._skip_recorded(batch.row.step, _TURNS_ERASED)
                     break
                 logger.info("taking recorded step %d again", batch.row.step)
-                with self._refusals():
+                with self._log_refusals():
                     learned = await parts.learner.trainer.step(batch)
-                    if await self._is_another(learned):
-                        await self._leave_recorded(batch.row.step, _ANOTHER)
+                    if await self._differs_from_published(learned):
+                        await self._skip_recorded(batch.row.step, _DIFFERS)
                         break
                     await parts.stored.begin(learned)
             self._refuse_older_log()
             await self._settle()
 
     def _refuse_older_log(self) -> None:
-        """Raise BadConfig if the checkpoint holds steps that are not in the log: its next batches would be trained under other numbers."""
+        """Raise BadConfig if the checkpoint holds steps that are not in the log: the next batches would get other step numbers."""
         taken, last = self.parts.trainer.step_count, self.parts.desk.last_step
         if taken > last:
             raise BadConfig(
@@ -138,9 +141,10 @@ class TrainWorker:
                 "restore a newer backup of the log, or put checkpoints in its place that were copied before that backup was made"
             )
 
-    async def _is_another(self, learned: Learned) -> bool:
-        """True if a version with other weights was published under a repeated step's number, after the version that it is repeated after.
-        Not asked where torch's kernels compute, which may give other bits each time.
+    async def _differs_from_published(self, learned: Learned) -> bool:
+        """Return True if a repeated step gave other weights than the version that was published with its number and the same parent.
+
+        Always False with torch's kernels, whose results may differ bit by bit each time.
         """
         candidates, store, number = self.parts.candidates, self._run.store, learned.policy_number
         if trainer_backend(self._run.config).kernels == "torch" or await candidates.known(learned):
@@ -151,17 +155,17 @@ class TrainWorker:
         versions = await versions_between(store, number, number, self._run.name)
         return before in [await parent_of(store, each) for each in versions]
 
-    async def _leave_recorded(self, step: int, why: str) -> None:
-        """Go on from the newest stored version: recorded step `step` cannot be repeated, since some of its turns were erased since, or the
-        settings of training have changed.
+    async def _skip_recorded(self, step: int, why: str) -> None:
+        """Skip the recorded steps from `step` on and continue from the newest stored version.
 
-        It would give other weights under a number that was published. The steps from there on are only counted, and a batch
-        without turns in the log says from which version training went on. A checkpoint follows at once, so that this is decided once.
+        Step `step` cannot be repeated, since some of its turns were erased or the training settings have changed: it would give other
+        weights under a number that was published. The skipped steps are only counted. A batch without turns in the log records from which
+        version training continued. A checkpoint follows at once, so that this is decided only once.
         """
         parts, last = self.parts, self.parts.desk.last_step
         await self._settle()
         row = await parts.desk.last_batch()
-        if row.turns:  # otherwise a killed trainer decided the same
+        if row.turns:  # otherwise a trainer that was then killed has already recorded this decision
             base = next(reversed(await versions_between(self._run.store, 0, last, self._run.name)), None)
             await parts.releases.refresh()
             live = await parts.released.refresh()
@@ -175,7 +179,7 @@ class TrainWorker:
         await self._restart_at(row)
 
     async def _restart_at(self, row: Batch) -> None:
-        """Go on from the weights of a recorded step without turns; those before it are only counted. A checkpoint follows at once."""
+        """Continue from the base of a recorded step without turns. Earlier steps are only counted. A checkpoint follows at once."""
         parts = self.parts
         while parts.trainer.step_count < row.step - 1:
             await asyncio.to_thread(parts.trainer.skip_step)
@@ -185,48 +189,48 @@ class TrainWorker:
         await self._checkpoint()
 
     async def _resume_branch(self) -> None:
-        """Let a branch's training begin at the version that the branch began with, or where it was last begun anew."""
+        """Start a branch's training from the version that the branch began with, or from where it was last begun anew."""
         await self.parts.desk.catch_up()
         last, _ = await self._last_base()
         if last is None:
             await self._begin_at(self.parts.released.live)
         elif not last.turns and last.step > self.parts.trainer.step_count:
-            # a killed trainer wrote it and no checkpoint
+            # a trainer recorded it and was killed before its checkpoint
             await self._restart_branch(last)
         taken = self.parts.trainer.step_count
         async for row in rows_of(self._run.log, Batch):
             if row.step > taken and not await self._is_whole(row):
-                await self._leave_recorded(row.step, _ERASED)
+                await self._skip_recorded(row.step, _TURNS_ERASED)
                 break
 
     async def _is_whole(self, row: Batch) -> bool:
-        """False if turns of it are gone: the rows of a branch that was not trained for a while are dropped by age alone."""
+        """Return False if turns of the step are gone: retention drops rows by age, even those that a paused branch has not trained on."""
         return len(await self._run.log.places(Turn, [(turn,) for turn in row.turns])) == len(set(row.turns))
 
     async def _begin_at(self, base: PolicyVersion) -> None:
-        """Go on from a version of another line, under numbers above its own."""
+        """Continue from a version of another lineage, with step numbers above its own."""
         last = max(self.parts.trainer.step_count, self.parts.desk.last_step, base.number)
         logger.info("the branch's training begins at %s", base)
         await self._restart_branch(await self.parts.desk.restart(last + 1, base, base))
 
     async def _restart_branch(self, row: Batch) -> None:
-        """As `_restart_at`. Where that is a version of another line, the branch begins there, before a checkpoint says so."""
+        """As `_restart_at`. If the base is of another lineage, begin the branch there, before the checkpoint is written."""
         if row.base is not None and await run_of(self._run.store, row.base) != self._run.name:
             await begin_anew(self._run, row.base)
         await self._restart_at(row)
 
     async def _last_base(self) -> tuple[Batch | None, bool]:
-        """The newest recorded step that says what training goes on from, and whether the branch was told to begin anew after it."""
-        async for cursor, row in self._run.log.read(self._based[0], {Batch, ReleaseEvent}):
-            _, found, anew = self._based
+        """Return the newest recorded step that names a base, and whether the branch was told to begin anew after it."""
+        async for cursor, row in self._run.log.read(self._base_scan[0], {Batch, ReleaseEvent}):
+            _, found, anew = self._base_scan
             if isinstance(row, Batch) and row.base is not None:
                 found, anew = row, False
             anew = anew or (isinstance(row, ReleaseEvent) and bool(row.detail.get("anew")))
-            self._based = cursor, found, anew
-        return self._based[1:]
+            self._base_scan = cursor, found, anew
+        return self._base_scan[1:]
 
     async def _rebase(self, live: PolicyVersion) -> None:
-        """Begin anew at the version that answers the tenant, if a person shipped one there that its line does not hold."""
+        """Restart the branch's training at the tenant's live version if somebody shipped one of another lineage there."""
         if self._seen == live:
             return
         (last, anew), run = await self._last_base(), await run_of(self._run.store, live)
@@ -236,11 +240,11 @@ class TrainWorker:
         self._seen = live
 
     async def _erase(self, *, fresh: bool) -> bool:
-        """Train again without forgotten people, if that is due; True if training goes on from what came out.
+        """Repeat the training without forgotten people, if that is due. Return True if training continues from the result.
 
-        If it cannot be done, that is the worker's trouble until it starts again, and training goes on as it would have.
+        A replay that fails is the worker's `trouble` until its next start, and training continues as before.
         """
-        if self._unerased:
+        if self._erasure_error:
             return False
         try:
             if not await self._erasure.due():
@@ -248,10 +252,10 @@ class TrainWorker:
             await self._settle()
             return await self._erasure.replay(self._say, fresh=fresh)
         except (Corrupt, NotFound, Conflict, BadConfig) as error:
-            self._unerased = f"the training is not repeated without forgotten people: {error}"
-            logger.error("%s", self._unerased)
+            self._erasure_error = f"the training is not repeated without forgotten people: {error}"
+            logger.error("%s", self._erasure_error)
             if fresh and self.parts.trainer.step_count and not newest_step(self._run.home.checkpoints):
-                raise  # there is no state to go on from but what the replay has changed
+                raise  # the only state to continue from is the one that the replay has changed
         if not fresh:
             await self.resume()
         return False
@@ -260,21 +264,21 @@ class TrainWorker:
         self._pulse.begin(what, self._longest_s if limited else None)
 
     async def _present(self) -> PolicyVersion | None:
-        """The stored version whose weights the trainer has at present, or None."""
+        """Return the stored version that has the trainer's current weights, or None."""
         return await self.parts.candidates.known(await asyncio.to_thread(self.parts.trainer.present))
 
     async def learn(self) -> None:
-        """Take a step if the trainer may go on and there is a batch, then write a checkpoint if one is due.
+        """Take a step if the trainer may continue and a batch is ready, then write a checkpoint if one is due.
 
-        The step is stored during the next. Every call checks which version is live instead of just waiting for turns: after a rollback the
-        turns that come in would be too old for ever.
+        The step is stored during the next one. Every call checks which version is live, since after a rollback every new turn would be
+        too stale.
         """
         parts = self.parts
         await self._checkpoint_if_wanted()
         if await self._erase(fresh=False):
             return
-        if self._rows is not None:
-            await self._rows.copy()
+        if self._tenant_rows is not None:
+            await self._tenant_rows.copy()
             await self._rebase(await parts.released.refresh())
         may, ready = await self.may_learn(), await parts.source.look()
         if may and not ready:
@@ -282,7 +286,7 @@ class TrainWorker:
         if not may or not ready:
             await asyncio.sleep(self._settings.poll_s)
             return
-        with self._refusals():
+        with self._log_refusals():
             await parts.stored.begin(await step(parts.learner))
             if quality := parts.desk.surrogate:
                 self._progress.surrogate(quality)
@@ -290,7 +294,7 @@ class TrainWorker:
                 await self._checkpoint()
 
     async def _checkpoint(self) -> None:
-        """Write a checkpoint, once all steps so far are stored: steps before a checkpoint are never published again."""
+        """Write a checkpoint once all steps so far are stored: steps before a checkpoint are never repeated, hence not published later."""
         parts, place = self.parts, self._run.home.checkpoints
         with self._pulse.during(f"writing the checkpoint of step {parts.trainer.step_count}", self._longest_s):
             await parts.stored.settle()
@@ -303,7 +307,9 @@ class TrainWorker:
         await parts.desk.save()
 
     async def _checkpoint_if_wanted(self) -> None:
-        """Write the checkpoint that `ostinato forget` waits for. If the disk has no room, whoever waits sees that there is none."""
+        """Write the checkpoint that `ostinato forget` waits for. On a full disk only remove the request; the waiting command then sees
+        that there is no new checkpoint.
+        """
         wanted = self._run.home.checkpoint_wanted
         if not wanted.exists():
             return
@@ -315,8 +321,8 @@ class TrainWorker:
         wanted.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _refusals(self) -> Generator[None]:
-        """Log a batch that was refused for no signal or bad weights, so that it is not skipped in silence."""
+    def _log_refusals(self) -> Generator[None]:
+        """Suppress NoSignal and BadWeights, and record them as a refused batch."""
         try:
             yield
         except (NoSignal, BadWeights) as error:
@@ -325,22 +331,22 @@ class TrainWorker:
             self._progress.write("refused", step=count, why=str(error))
 
     async def finish(self) -> None:
-        """Store what was learned last, even when told to stop, so that the newest version is the last step's. A failure is only logged."""
+        """Publish the last step before the worker ends. A failure is only logged."""
         if self._shared:
             await self._shared.close()
-        if self._rows is not None:
-            self._rows.close()
+        if self._tenant_rows is not None:
+            self._tenant_rows.close()
         try:
             await self._settle()
         except Exception:
             logger.exception("the last version is not stored; it is made again at the next start")
 
     async def _settle(self) -> None:
-        with self._refusals(), self._pulse.during("storing what was learned", self._longest_s):
+        with self._log_refusals(), self._pulse.during("storing what was learned", self._longest_s):
             await self.parts.stored.settle()
 
-    async def _leave_harm(self, live: PolicyVersion) -> None:
-        """Start the next step from the live version if the last steps were built on a version that was withdrawn from people."""
+    async def _leave_withdrawn(self, live: PolicyVersion) -> None:
+        """Start the next step from the live version if the last steps build on a version that was withdrawn as harmful."""
         parts = self.parts
         await parts.releases.refresh()
         harmful = parts.releases.harmful
@@ -353,22 +359,22 @@ class TrainWorker:
             parts.source.base = live
 
     async def may_learn(self) -> bool:
-        """False while the trainer is as far ahead of the live version as allowed; goes back to that when every newer version was refused.
+        """Return False while the trainer is as far ahead of the live version as allowed.
 
-        A version that was withdrawn from people is not built upon. Before waiting, the newest version is offered even if no candidate is
-        due; otherwise nobody could ever let the trainer go on.
+        Goes back to the live version if every newer one was refused or the training builds on a withdrawn version. Before waiting, the
+        newest version is offered as a candidate even if none is due; otherwise nothing could ever let the trainer continue.
         """
         parts = self.parts
         live = await parts.released.refresh()
-        if said := await self._erasure.purge(live):
-            logger.info("deleted what knew forgotten people: %s", said)
-        await self._leave_harm(live)
+        if purged := await self._erasure.purge(live):
+            logger.info("deleted what knew forgotten people: %s", purged)
+        await self._leave_withdrawn(live)
         if parts.source.base is not None:
-            return True  # the next step is the first from there
+            return True  # the next step starts from that version
         if self._settings.source == "worlds":
             return True  # rollouts follow the newest version, whatever is live
         ahead = parts.desk.lineage.lag(parts.trainer.step_count, live.number)
-        # one step further, and every turn that the live version makes meanwhile would be too old to be learned from
+        # one step further, and every turn of the live version would be too stale to be learned from
         if ahead < min(self._settings.max_lead, max(self._run.config.reward.max_staleness, 1)):
             return True
         await self._settle()
@@ -388,33 +394,34 @@ class TrainWorker:
         return False
 
 
-async def train(config: Config, life: Life) -> None:
-    """Train until told to stop. Raises what `act` raises."""
+async def train(config: Config, context: WorkerContext) -> None:
+    """Train until told to stop. Raises what `run_in_role` raises."""
     if config.train.ranks > 1:
-        return_freed_memory()  # before torch makes its first tensor, for the numerics contract
+        return_freed_memory()  # must precede torch's first tensor, in the contract below
     torch.set_num_threads(config.train.threads)
-    cleaning_s = max(_LEAST_CLEANING_S, config.supervise.stop_s - _LEAVING_S)
-    await act(config, life, "train", lambda run: unless(life.stopping, _train(run, life), cleaning_s))
+    cleaning_s = max(_MIN_CLEANING_S, config.supervise.stop_s - _EXIT_RESERVE_S)
+    await run_in_role(config, context, "train", lambda run: unless(context.stopping, _train(run, context), cleaning_s))
 
 
-async def _train(run: Run, life: Life) -> None:
-    """Open the reward functions before the model, so that an error in one is reported before a model is loaded."""
+async def _train(run: Run, context: WorkerContext) -> None:
+    """Open the reward functions, then learn. Their errors are reported before the model is loaded."""
     asker, late = asker_of(run.config.reward), late_asker_of(run.config.reward)
     try:
-        life.starting(run.config)("loading the reward function")
+        context.starting(run.config)("loading the reward function")
         await asker.open()
-        if late is not None:  # the desk's own: once it was loaded, its failure is an alarm and not the trainer's end
+        # only a check that it loads: from now on its failures raise an alarm and do not end the trainer
+        if late is not None:
             await late.open()
-            await late.close()  # until a late reward is due
-        await _learn(run, life, asker, late)
+            await late.close()  # the desk opens it when a late reward is due
+        await _learn(run, context, asker, late)
     finally:
         await asker.close()
         if late is not None:
             await late.close()
 
 
-async def _learn(run: Run, life: Life, asker: Asker, late: Asker | None) -> None:
-    config, say = run.config, life.starting(run.config)
+async def _learn(run: Run, context: WorkerContext, asker: Asker, late: Asker | None) -> None:
+    config, say = run.config, context.starting(run.config)
     path = await prepare(run, say)
     check_memory(config, path, ("train",), process_limit(), trained_in(config).itemsize)
     say("loading the model")
@@ -438,7 +445,7 @@ async def _learn(run: Run, life: Life, asker: Asker, late: Asker | None) -> None
             late_asker=late,
         )
 
-    worker = TrainWorker(run, await asyncio.to_thread(build), progress, life.pulse)
+    worker = TrainWorker(run, await asyncio.to_thread(build), progress, context.pulse)
     try:
         say("resuming from the last checkpoint")
         await worker.resume()

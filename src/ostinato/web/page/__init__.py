@@ -1,1 +1,1 @@
-"""The page that `ostinato up` serves: its handlers and the data that they ask for (`sources.py`). Templates and files lie beside it."""
+"""The page that `ostinato up` serves: its handlers and the data that they show. Templates and static files are beside this folder."""

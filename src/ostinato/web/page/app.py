@@ -1,8 +1,7 @@
-"""The page's routes. Access is decided here, once, before any view is asked.
+"""The page's routes. All access is authorised here, before a view is called.
 
-Also the headers of every answer, the check of a form's origin, and how many pages a tenant may ask for.
-
-An open page gets its changed parts as server-sent events.
+Also the security headers, the CSRF check of forms, and the rate limit per tenant. An open page receives its changed parts as server-sent
+events.
 """
 
 from __future__ import annotations
@@ -31,30 +30,30 @@ from ostinato.status.index_queries import Threads
 from ostinato.status.run_facts import RunFacts
 from ostinato.status.run_state import RunNow
 from ostinato.status.worlds.run_worlds import RunWorlds
-from ostinato.web.page.operator_actions import Acts
+from ostinato.web.page.operator_actions import OperatorActions
 from ostinato.web.page.query_params import form, own_path, root, words
 from ostinato.web.page.templates import StaticFiles, Templates, is_known, when
 from ostinato.web.page.views import OPEN_TO_TENANTS, Views
 
-# ---------------------------------------------------------------- live
+# ---------------------------------------------------------------- live updates
 
 
 logger = logging.getLogger(__name__)
 
 EVERY_S = 2.0
 MOST_VIEWERS = 64
-MOST_OF_ONE = 16
-"""The most open pages of one tenant, so that no tenant takes all places."""
-OPERATORS_OWN = 16
-"""Places that are kept for the operator, so that tenants together do not shut the operator out."""
+MOST_PER_TENANT = 16
+"""Limit of one tenant's streams, so that no tenant takes all places."""
+RESERVED_FOR_OPERATOR = 16
+"""Places reserved for the operator, so that tenants together cannot lock the operator out."""
 STREAM_HEADERS: Mapping[str, str] = {"content-type": "text/event-stream; charset=utf-8", "x-accel-buffering": "no"}
 
 Parts = Callable[[], Awaitable[Mapping[str, str]]]
-"""Renders a page's parts: element ids and their contents."""
+"""Renders a page's parts as {element id: content}."""
 
 
 class Live:
-    """The open streams. `close` ends all of them, so that no viewer holds up a stop."""
+    """The open event streams. `close` ends all of them, so that no viewer delays a shutdown."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -62,11 +61,11 @@ class Live:
         self._open: Counter[Visitor] = Counter()
 
     def close(self) -> None:
-        """End every stream, and begin no other."""
+        """End all streams and refuse new ones."""
         self._closing.set()
 
     def take(self, visitor: Visitor) -> ViewerPlace:
-        """A place for one stream, held until it is given back. Raises Unavailable if none is free: the page then changes on reload only."""
+        """Take a place for one stream. Raises Unavailable if none is free; the page is then updated only by a reload."""
         if self._closing.is_set() or self._full(visitor):
             raise Unavailable("Too many pages are open; this one does not update itself.")
         return ViewerPlace(self._open, visitor)
@@ -76,19 +75,19 @@ class Live:
         if visitor.operator:
             return crowded
         others = sum(count for who, count in self._open.items() if not who.operator)
-        of_one = visitor.tenant is not None and self._open[visitor] >= MOST_OF_ONE
-        return crowded or of_one or others >= MOST_VIEWERS - OPERATORS_OWN
+        of_one = visitor.tenant is not None and self._open[visitor] >= MOST_PER_TENANT
+        return crowded or of_one or others >= MOST_VIEWERS - RESERVED_FOR_OPERATOR
 
     async def events(self, parts: Parts, allowed: Callable[[], bool] = lambda: True) -> AsyncIterator[str]:
-        """The changes, every other second, with a beat each time: silence means that the gateway is gone.
+        """Yield the changed parts and a heartbeat every `EVERY_S` seconds. Silence tells the browser that the gateway is gone.
 
-        The stream ends once `allowed` returns False, because a cookie may expire while the page is open.
+        The stream ends once `allowed` returns False, since a cookie may expire while the page is open.
         """
         sent: dict[str, str] = {}
         while not self._closing.is_set() and allowed():
             try:
                 fresh = await parts()
-            except OstinatoError as error:  # the page shows its age, and is tried again
+            except OstinatoError as error:  # retried; meanwhile the page shows its age
                 logger.warning("the page could not be brought up to date: %s", error)
                 yield ": not now\n\n"
             else:
@@ -107,28 +106,28 @@ class Live:
 
 
 class ViewerPlace:
-    """One of the places of `Live`, taken on construction."""
+    """One of the places for streams in `Live`, taken on construction."""
 
     def __init__(self, open: Counter[Visitor], visitor: Visitor) -> None:
         self._open, self._visitor, self._held = open, visitor, True
         open[visitor] += 1
 
     def give_back(self) -> None:
-        """Free the place. Idempotent."""
+        """Release the place. Idempotent."""
         if self._held:
             self._held = False
             self._open[self._visitor] -= 1
 
 
 class EventStream(StreamingResponse):
-    """A stream of events on a place, which is given back however the stream ends, even if the client leaves before the first byte."""
+    """A response with an event stream. It releases its place however the stream ends, even if the client leaves before the first byte."""
 
     def __init__(self, events: AsyncIterator[str], place: ViewerPlace, headers: Mapping[str, str]) -> None:
         super().__init__(events, 200, headers)
         self._place = place
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream. There is no await between taking the place and this `try`, so no cancellation can come in between."""
+        """Send the stream. No await lies between taking the place and this `try`, so a cancellation cannot leak the place."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -136,7 +135,7 @@ class EventStream(StreamingResponse):
 
 
 def message(parts: Mapping[str, str]) -> str:
-    """One event that replaces elements by their ids, and keeps the focus in them."""
+    """Return one event that replaces elements by id without losing the focus in them."""
     lines: list[str] = []
     for name, body in parts.items():
         text = f'<hx-partial hx-target="#{name}" hx-swap="innerMorph">{body}</hx-partial>'
@@ -155,31 +154,31 @@ HEADERS: Mapping[str, str] = {
     "content-security-policy": CSP,
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    # not "no-referrer": with it browsers send forms from the origin "null", which cannot be told from another site's
+    # with "no-referrer" browsers would send forms with the origin "null", as other sites can
     "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "private, no-store",
 }
-KEPT: Mapping[str, str] = {
+REVALIDATED: Mapping[str, str] = {
     **HEADERS,
     "cache-control": "private, no-cache",
     "vary": "cookie, x-ostinato-key, authorization, x-api-key",
 }
-"""Headers of pages that a browser may cache but must revalidate each time, so that they are not shown after a sign-out."""
+"""Headers of pages that a browser may cache but must revalidate, so that they are not shown after a sign-out."""
 
 
 class ForeignForm(OstinatoError):
-    """A form that was not sent from the page."""
+    """A form was not sent from the page (CSRF)."""
 
     status = 403
     code = "foreign_form"
 
 
 def check_form(headers: Mapping[str, str]) -> None:
-    """Raise ForeignForm unless the headers (lower-case names) say that this page sent the form.
+    """Raise ForeignForm unless the headers (lower-case names) prove that this page sent the form.
 
-    A browser that does not send `Sec-Fetch-Site` must send the origin, and it must be this host.
+    Without `Sec-Fetch-Site`, `Origin` must name this host.
     """
     site = headers.get("sec-fetch-site")
     if site is None:
@@ -191,17 +190,17 @@ def check_form(headers: Mapping[str, str]) -> None:
     raise ForeignForm("This form was not sent from this page: nothing was done. Open the page itself and press again.")
 
 
-# ---------------------------------------------------------------- admission
+# ---------------------------------------------------------------- rate limits
 
 
-MOST_ASKED = 4
-"""How many pages of one tenant may wait or be answered at a time."""
+MOST_CONCURRENT = 4
+"""Limit of one tenant's concurrent page requests, waiting ones included."""
 PAGES_PER_S, PAGES_AT_ONCE = 2.0, 60.0
-"""How many pages one tenant may load per second in the long run, and after a pause."""
+"""Token bucket per tenant: pages per second, and the burst."""
 
 
 class TooManyQuestions(OstinatoError):
-    """A tenant asks for more pages than it may. `retry_after_s` says when to try again."""
+    """A tenant has exceeded its rate limit. `retry_after_s`: seconds until a retry may succeed."""
 
     status = 429
     code = "too_many_questions"
@@ -212,7 +211,7 @@ class TooManyQuestions(OstinatoError):
 
 
 class PageAdmission:
-    """Tenants' questions are answered one at a time, and the tenants take turns; a visitor who sees the whole run is admitted at once."""
+    """Admission control: tenants' pages are rendered one at a time, round-robin by tenant. Visitors who see the whole run do not wait."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -228,9 +227,9 @@ class PageAdmission:
         if visitor.sees_all:
             yield
             return
-        if self._asked[visitor] >= MOST_ASKED:
+        if self._asked[visitor] >= MOST_CONCURRENT:
             raise TooManyQuestions(
-                f"{MOST_ASKED} pages are already being loaded with this key; load this one again once they have arrived."
+                f"{MOST_CONCURRENT} pages are already being loaded with this key; load this one again once they have arrived."
             )
         self._charge(visitor)
         self._asked[visitor] += 1
@@ -242,7 +241,7 @@ class PageAdmission:
 
     @contextlib.asynccontextmanager
     async def stream(self, visitor: Visitor) -> AsyncGenerator[None]:
-        """Admit one look of an open page, which waits for the same key's other looks instead of being refused."""
+        """Admit one update of an open page. It waits for the same key's other updates instead of being refused."""
         if visitor.sees_all:
             yield
             return
@@ -251,7 +250,7 @@ class PageAdmission:
 
     @contextlib.asynccontextmanager
     async def _turn(self, visitor: Visitor) -> AsyncGenerator[None]:
-        """Wait until it is this visitor's turn, which lasts as long as the context."""
+        """Wait for this visitor's turn, and keep it inside the block."""
         if self._answering:
             mine = asyncio.get_running_loop().create_future()
             self._waiting.put(visitor, mine)
@@ -259,7 +258,7 @@ class PageAdmission:
                 await mine
             except asyncio.CancelledError:
                 self._waiting.discard(visitor, mine)
-                if not mine.cancelled():  # the turn had come
+                if not mine.cancelled():  # the turn had just begun
                     self._next()
                 raise
         self._answering = True
@@ -296,16 +295,18 @@ Handler = Callable[[Request, Visitor], Awaitable[Response]]
 
 
 class Forbidden(OstinatoError):
-    """The visitor is known, but not allowed to do or see this."""
+    """The visitor is signed in, but not allowed to do or see this."""
 
     status = 403
     code = "forbidden"
 
 
 class Pages:
-    """The page of one run: `routes` for a gateway that knows its visitors, `close` before the gateway ends, and `end` after it."""
+    """The page of one run: call `routes` for the gateway's router, `close` before the gateway's shutdown and `end` after it."""
 
-    def __init__(self, facts: RunFacts, worlds: RunWorlds, acts: Acts, clock: Clock, audit: Audit = unaudited) -> None:
+    def __init__(
+        self, facts: RunFacts, worlds: RunWorlds, acts: OperatorActions, clock: Clock, audit: Audit = unaudited
+    ) -> None:
         self._threads = Threads()
         self._views = Views(facts, worlds, self._threads)
         self._acts = acts
@@ -314,7 +315,7 @@ class Pages:
         self._templates = Templates(self._files)
         self._live = Live(clock)
         self._admission = PageAdmission(clock)
-        self._visitors: Visitors  # known with the routes
+        self._visitors: Visitors  # set by `routes`
 
     def close(self) -> None:
         """End all viewers' streams. Pages are still answered."""
@@ -325,7 +326,7 @@ class Pages:
         self._threads.close()
 
     def routes(self, visitors: Visitors) -> Sequence[BaseRoute]:
-        """All routes under `/` except the gateway's own."""
+        """Return all routes under `/` except the gateway's own. Call it once."""
         self._visitors = visitors
         shown = [
             ("/", "now"),
@@ -353,14 +354,14 @@ class Pages:
             ("/playground/feedback", "rate in the playground", self._rate),
         ]
         return [
-            *(Route(path, self._for_visitors(self._shown(name), name), methods=["GET"]) for path, name in shown),
+            *(Route(path, self._for_visitors(self._page_handler(name), name), methods=["GET"]) for path, name in shown),
             *(Route(path, self._for_operators(act, name), methods=["POST"]) for path, name, act in acts),
             Route("/events", self._for_visitors(self._events, "turns"), methods=["GET"]),
             Route("/sign-in", self._for_anybody(self._sign_in_form), methods=["GET"]),
             Route("/sign-in", self._for_anybody(self._sign_in), methods=["POST"]),
             Route("/sign-out", self._for_anybody(self._sign_out), methods=["POST"]),
             Route("/static/{digest}/{name:path}", self._files.serve, methods=["GET"]),
-            _Elsewhere("/{path:path}", self._for_visitors(self._nothing, "turns"), methods=["GET"]),
+            _UnknownPath("/{path:path}", self._for_visitors(self._not_found, "turns"), methods=["GET"]),
         ]
 
     # ------------------------------------------------------------ access
@@ -375,7 +376,7 @@ class Pages:
             if not visitor.sees_all and name not in OPEN_TO_TENANTS:
                 if name == "now":
                     return RedirectResponse("/turns", 303, headers=HEADERS)
-                return await self._failed(
+                return await self._error_page(
                     Forbidden("This page is for the operator: it shows all tenants together."), visitor
                 )
             return await self._guarded(lambda: handle(request, visitor), request, visitor)
@@ -406,7 +407,7 @@ class Pages:
                 if not visitor.operator:
                     raise Forbidden("Only the operator may do this: sign in with the admin key.")
             except OstinatoError as error:
-                return await self._failed(error, visitor)
+                return await self._error_page(error, visitor)
             return await self._guarded(lambda: act(request, visitor), request, visitor)
 
         return answer
@@ -423,12 +424,12 @@ class Pages:
         )
 
     def _record_wrong_key(self, request: Request, reply: Response, key: str = "") -> None:
-        """`key`: its fingerprint; "" for what was typed into the form, which may be another secret of theirs."""
+        """Record a wrong key in the audit trail. `key`: its fingerprint; "" if it was typed into the form: it may be another secret."""
         told = "refused" if reply.status_code < 400 else f"refused ({reply.status_code})"
         self._audit("wrong key", result=told, key=key, tenant="", address=_address(request), stranger=True)
 
     def _record_nobody(self, request: Request, reply: Response) -> None:
-        """Record a request without a visitor only if it has a wrong key: anybody could repeat another without end."""
+        """Record a request without a visitor only if it carries a wrong key: others would let anybody flood the audit trail."""
         key = self._visitors.wrong_key(dict(request.scope["headers"]))
         if key is not None:
             self._record_wrong_key(request, reply, fingerprint(key))
@@ -442,15 +443,15 @@ class Pages:
         try:
             return await handle()
         except OstinatoError as error:
-            return await self._failed(error, visitor)
+            return await self._error_page(error, visitor)
         except ClientDisconnect:
             return Response(status_code=499)
         except Exception as error:
             logger.exception("%r failed", request.url.path)
             told = OstinatoError(f"Internal error ({type(error).__name__}); see the server's log.")
-            return await self._failed(told, visitor)
+            return await self._error_page(told, visitor)
 
-    async def _failed(self, error: OstinatoError, visitor: Visitor | None) -> Response:
+    async def _error_page(self, error: OstinatoError, visitor: Visitor | None) -> Response:
         frame = _frame(visitor)
         if visitor is not None:
             try:
@@ -469,7 +470,7 @@ class Pages:
 
     # ------------------------------------------------------------ pages
 
-    def _shown(self, name: str) -> Handler:
+    def _page_handler(self, name: str) -> Handler:
         template = "page.html" if name in PLAIN_PAGES else f"{name}.html"
 
         async def show(request: Request, visitor: Visitor) -> Response:
@@ -478,14 +479,14 @@ class Pages:
                 facts = {**await self._views.frame(visitor), **await self._views.by_name[name](visitor, fields)}
                 facts |= {"tab": name, "events": _events_of(name, request)}
                 body = await self._threads.ask(lambda: self._templates.render(template, facts).encode())
-            if name not in KEPT_PAGES:
+            if name not in CACHEABLE_PAGES:
                 return Response(body, 200, HEADERS, media_type="text/html")
             return _unless_known(request, body, facts["run"])
 
         return show
 
     async def _events(self, request: Request, visitor: Visitor) -> Response:
-        """The changes of an open page. Here, too, a tenant's list of turns holds only that tenant's."""
+        """Answer with an open page's event stream. Tenants see only their own turns, as on the page itself."""
         name = request.query_params.get("page", "")
         if name not in LIVE_PAGES or not (visitor.sees_all or name in OPEN_TO_TENANTS):
             raise Forbidden("This page has no events.")
@@ -513,24 +514,24 @@ class Pages:
     def _decider(self, act: Callable[[str, str, str, str], Awaitable[str]], title: str) -> Handler:
         async def decide(request: Request, visitor: Visitor) -> Response:
             said = await act(root(request.path_params["root"]), *_decision(await form(request)))
-            return await self._told(visitor, title, said)
+            return await self._message_page(visitor, title, said)
 
         return decide
 
     async def _roll_back(self, request: Request, visitor: Visitor) -> Response:
         said = await self._acts.roll_back(*_decision(await form(request)))
-        return await self._told(visitor, "Rolled back", said)
+        return await self._message_page(visitor, "Rolled back", said)
 
     async def _accept(self, request: Request, visitor: Visitor) -> Response:
         fields, name = await form(request), str(request.path_params["name"])
         raised, reason = words(fields, "alarm", needed=True), words(fields, "reason", needed=True)
         said = await self._acts.accept(name, raised, reason, words(fields, "actor", 80, needed=True))
-        return await self._told(visitor, "Accepted", said)
+        return await self._message_page(visitor, "Accepted", said)
 
-    async def _nothing(self, request: Request, visitor: Visitor) -> Response:
+    async def _not_found(self, request: Request, visitor: Visitor) -> Response:
         raise NotFound(f"There is no page {request.url.path[:200]}.")
 
-    async def _told(self, visitor: Visitor, title: str, said: str) -> Response:
+    async def _message_page(self, visitor: Visitor, title: str, said: str) -> Response:
         facts = {**await self._views.frame(visitor), "tab": "releases", "title": title, "message": said, "status": 200}
         return self._html("failed.html", facts)
 
@@ -545,7 +546,7 @@ class Pages:
         fields = await form(request)
         turn, name = words(fields, "turn", needed=True), words(fields, "name", needed=True)
         status = await self._acts.rate(turn, name, words(fields, "correction", _LONGEST_PROMPT))
-        return await self._told(visitor, "Feedback sent", f"{name} about {turn}: {status}")
+        return await self._message_page(visitor, "Feedback sent", f"{name} about {turn}: {status}")
 
     # ------------------------------------------------------------ keys
 
@@ -576,7 +577,7 @@ class Pages:
         self._visitors.leave(dict(request.scope["headers"]))
         reply = RedirectResponse("/", 303, headers=HEADERS)
         secure = self._is_secure(request)
-        for name in {COOKIE, self._cookie_name(request)}:  # the first may be left from before the proxy spoke HTTPS
+        for name in {COOKIE, self._cookie_name(request)}:  # the insecure one may date from before the proxy used HTTPS
             reply.delete_cookie(name, path="/", httponly=True, samesite="strict", secure=secure)
         return reply
 
@@ -587,8 +588,8 @@ class Pages:
         return SECURE_COOKIE if self._is_secure(request) else COOKIE
 
 
-class _Elsewhere(Route):
-    """The route of unknown pages for browsers. A program gets the gateway's own answer, which names the paths that exist."""
+class _UnknownPath(Route):
+    """The route of unknown paths for browsers. Programs get the gateway's own 404, which lists the existing paths."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         accepted = next((value for name, value in scope.get("headers", ()) if name == b"accept"), b"")
@@ -596,24 +597,24 @@ class _Elsewhere(Route):
 
 
 PLAIN_PAGES = frozenset({"now", "releases", "learning", "monitors", "weights", "worlds"})
-"""Pages of a heading and one part, which is also what their events bring."""
+"""Pages with a heading and one part, which their events update."""
 LIVE_PAGES = PLAIN_PAGES | {"turns"}
-KEPT_PAGES = PLAIN_PAGES | {"release"}
-"""Pages that a browser may cache, because they show no user's words."""
+CACHEABLE_PAGES = PLAIN_PAGES | {"release"}
+"""Pages that a browser may cache, since they contain no user's text."""
 
 
 def _unless_known(request: Request, body: bytes, run: RunNow | None) -> Response:
-    """A page, or 304 if the browser already has it. A new time in the page's strip does not count as a change."""
+    """Return the page, or 304 if the browser has it. The ETag ignores the time in the page's status strip."""
     clock = b"" if run is None else str(when(run.at)).encode()
-    said = body.replace(clock, b"", 1) if clock else body
-    tag = f'W/"{hashlib.sha256(said).hexdigest()[:32]}"'
+    content = body.replace(clock, b"", 1) if clock else body
+    tag = f'W/"{hashlib.sha256(content).hexdigest()[:32]}"'
     if is_known(request, tag):
-        return Response(status_code=304, headers={**KEPT, "etag": tag})
-    return Response(body, 200, {**KEPT, "etag": tag}, media_type="text/html")
+        return Response(status_code=304, headers={**REVALIDATED, "etag": tag})
+    return Response(body, 200, {**REVALIDATED, "etag": tag}, media_type="text/html")
 
 
 def _frame(visitor: Visitor | None) -> Mapping[str, Any]:
-    """The frame of a page that shows nothing of the run."""
+    """Return the frame of a page that shows nothing of the run."""
     return {"visitor": visitor, "run": None, "tabs": (), "state": None}
 
 
@@ -626,13 +627,13 @@ def _fields(request: Request) -> Mapping[str, str]:
 
 
 def _events_of(name: str, request: Request) -> str | None:
-    """The address of a page's events; None for a page that does not change: one turn, one release, and older rows."""
+    """Return the URL of a page's events; None for pages that do not change: one turn, one release, older rows."""
     if name not in LIVE_PAGES or {"before", "after"} & request.query_params.keys():
         return None
     return f"/events?page={name}" + (f"&{request.url.query}" if request.url.query else "")
 
 
 def _decision(fields: Mapping[str, str]) -> tuple[str, str, str]:
-    """The version that was live when a person decided, the reason, and the person. The ledger keeps the last two."""
+    """Return a decision form's fields: the version that was live on the page, the reason and the actor. The ledger keeps the last two."""
     expected, reason = words(fields, "expected_live", needed=True), words(fields, "reason", needed=True)
     return expected, reason, words(fields, "actor", 80, needed=True)

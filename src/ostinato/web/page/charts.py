@@ -1,4 +1,4 @@
-"""Pictures as inline SVG: the loop with its figures, looks of the gate, lines over steps, the figures of one release, success in worlds.
+"""Charts of the page as inline SVG: the loop, the gate's interim analyses, training figures over steps, one release, success in worlds.
 
 Colours are CSS classes.
 """
@@ -33,7 +33,7 @@ class Station:
 
 
 def loop(stations: Sequence[Station], *, narrow: bool) -> Markup:
-    """Six boxes in a ring, clockwise, with an arrow from each to the next. Hidden from screen readers: a list says the same."""
+    """Draw six boxes in a ring, clockwise, with an arrow from each to the next. Hidden from screen readers, which get a list instead."""
     corners = _CORNERS_NARROW if narrow else _CORNERS_WIDE
     width, height, gap = (158.0, 92.0, 24.0) if narrow else (256.0, 96.0, 46.0)
     places = [(8 + x * (width + gap), 8 + y * (height + gap)) for x, y in corners]
@@ -49,9 +49,9 @@ def loop(stations: Sequence[Station], *, narrow: bool) -> Markup:
 
 def _box(station: Station, x: float, y: float, width: float, height: float) -> Markup:
     frame = Markup('<rect x="{:g}" y="{:g}" width="{:g}" height="{:g}" rx="9"/>').format(x, y, width, height)
-    title = _words("title", x + 14, y + 24, station.name)
-    figure = _words("figure", x + 14, y + 52, _cut(station.figure, int(width / 10.5)))
-    note = _words("note", x + 14, y + 77, _cut(station.note, int(width / 7.2)))
+    title = _text("title", x + 14, y + 24, station.name)
+    figure = _text("figure", x + 14, y + 52, _shortened(station.figure, int(width / 10.5)))
+    note = _text("note", x + 14, y + 77, _shortened(station.note, int(width / 7.2)))
     return Markup('<g class="station {}">{}{}{}{}</g>').format(station.state, frame, title, figure, note)
 
 
@@ -78,56 +78,56 @@ def _arrow(here: tuple[float, float], there: tuple[float, float], width: float, 
     )
 
 
-def _cut(text: str, longest: int) -> str:
+def _shortened(text: str, longest: int) -> str:
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
-# ---------------------------------------------------------------- the parts of a chart
+# ---------------------------------------------------------------- chart elements
 
 
 def _chart(label: str, width: float, height: float, parts: Sequence[Markup], kind: str = "chart") -> Markup:
-    """The parts as one image; `label` is read out by screen readers."""
+    """Join the parts into one image. `label` is for screen readers."""
     return Markup('<svg class="{}" viewBox="0 0 {:g} {:g}" role="img" aria-label="{}">{}</svg>').format(
         kind, width, height, label, Markup("").join(parts)
     )
 
 
-def _across(at: float, left: float, right: float, kind: str = "grid") -> Markup:
-    """A horizontal line."""
+def _horizontal(at: float, left: float, right: float, kind: str = "grid") -> Markup:
+    """Draw a horizontal line."""
     return Markup('<line class="{0}" x1="{1:g}" x2="{2:g}" y1="{3:.1f}" y2="{3:.1f}"/>').format(kind, left, right, at)
 
 
-def _upright(at: float, top: float, bottom: float, kind: str = "grid") -> Markup:
-    """A vertical line."""
+def _vertical(at: float, top: float, bottom: float, kind: str = "grid") -> Markup:
+    """Draw a vertical line."""
     return Markup('<line class="{0}" x1="{1:.1f}" x2="{1:.1f}" y1="{2:g}" y2="{3:g}"/>').format(kind, at, top, bottom)
 
 
-def _words(kind: str, x: float, y: float, text: str) -> Markup:
-    """Words that begin at `x`."""
+def _text(kind: str, x: float, y: float, text: str) -> Markup:
+    """Draw left-aligned text: it begins at `x`."""
     return Markup('<text class="{}" x="{:g}" y="{:g}">{}</text>').format(kind, x, y, text)
 
 
-def _before(x: float, y: float, text: str) -> Markup:
-    """Words that end at `x`."""
+def _text_before(x: float, y: float, text: str) -> Markup:
+    """Draw right-aligned text: it ends at `x`."""
     return Markup('<text class="axis" x="{:g}" y="{:.1f}" text-anchor="end">{}</text>').format(x, y, text)
 
 
 def _centred(x: float, y: float, text: str, kind: str = "axis") -> Markup:
-    """Words with their middle at `x`."""
+    """Draw text centred at `x`."""
     return Markup('<text class="{}" x="{:.1f}" y="{:g}" text-anchor="middle">{}</text>').format(kind, x, y, text)
 
 
 def _band(edges: Sequence[tuple[float, float, float]]) -> Markup:
-    """The area between two lines, from left to right: `x`, and there the lower and the upper line."""
+    """Fill the area between two lines. `edges`: (x, lower, upper) from left to right."""
     upper = [f"{x:.1f},{high:.1f}" for x, _, high in edges]
     lower = [f"{x:.1f},{low:.1f}" for x, low, _ in reversed(edges)]
     return Markup('<polygon class="band" points="{}"/>').format(" ".join(upper + lower))
 
 
 def _against_zero(found: ChartAxis, x: Scale, top: float, bottom: float) -> list[Markup]:
-    """A vertical line and a figure with its sign for each tick."""
+    """Draw a vertical line and a signed label for each tick."""
     return [
-        _upright(x(tick), top, bottom, "grid" if tick else "grid zero")
+        _vertical(x(tick), top, bottom, "grid" if tick else "grid zero")
         + _centred(x(tick), bottom + 16, f"{tick:+g}" if tick else "0")
         for tick in found.ticks
     ]
@@ -139,7 +139,7 @@ def _against_zero(found: ChartAxis, x: Scale, top: float, bottom: float) -> list
 def differences(
     rows: Sequence[tuple[str, float, float, float, str]], margin: float | None, title: str, *, left: float = 74.0
 ) -> Markup:
-    """One line per row (label, difference, lower, upper, state) against zero, in percentage points, with the margin drawn.
+    """Draw a forest plot: one interval per row (label, difference, lower, upper, state), in percentage points, with zero and the margin.
 
     `left` is the width of the labels.
 
@@ -158,23 +158,23 @@ def differences(
     parts = _against_zero(found, x, top - 6, bottom)
     if margin is not None:
         at = x(-100 * margin)
-        parts.append(_upright(at, top - 6, bottom, "margin") + _centred(at, top - 10, "margin"))
+        parts.append(_vertical(at, top - 6, bottom, "margin") + _centred(at, top - 10, "margin"))
     parts += [_difference(row, left, top + (number + 0.5) * pitch, x) for number, row in enumerate(rows)]
     return _chart(title, 640, bottom + 24, parts)
 
 
 def _difference(row: tuple[str, float, float, float, str], left: float, at: float, x: Scale) -> Markup:
-    """One row, at this height."""
+    """Draw one row at the height `at`."""
     label, mean, lower, upper, state = row
     said = f"{label}: {points(mean)} pp [{points(lower)}, {points(upper)}]"
     return Markup(
         '<g class="difference {0}"><title>{1}</title>{2}<line x1="{3:.1f}" x2="{4:.1f}" y1="{5:.1f}" y2="{5:.1f}"/>'
         '<circle cx="{6:.1f}" cy="{5:.1f}" r="4.5"/></g>'
-    ).format(state, said, _before(left - 10, at + 4, label), x(100 * lower), x(100 * upper), at, x(100 * mean))
+    ).format(state, said, _text_before(left - 10, at + 4, label), x(100 * lower), x(100 * upper), at, x(100 * mean))
 
 
 def forest(lines: Sequence[ReleaseLine]) -> Markup:
-    """The gate's last look at each version, newest first."""
+    """Draw the gate's last result for each version, newest first."""
     drawn = [
         (f"v{line.policy.number}", line.difference, line.lower, line.upper, line.state)
         for line in lines[:20]
@@ -188,7 +188,7 @@ def forest(lines: Sequence[ReleaseLine]) -> Markup:
 
 
 def looks(found: Sequence[GateLook]) -> Markup:
-    """The gate's looks at one version, oldest first."""
+    """Draw the gate's interim analyses of one version, oldest first."""
     drawn = [
         (f"{look.items} \N{MULTIPLICATION SIGN} {look.draws}", look.difference, look.lower, look.upper, look.verdict)
         for look in found[-20:]
@@ -198,7 +198,10 @@ def looks(found: Sequence[GateLook]) -> Markup:
 
 
 def spread(dials: Mapping[str, Sequence[float]]) -> Markup:
-    """A box plot, one row per dial: the middle half of people as a bar, 10 to 90% as a line, the median as a dot, against zero."""
+    """Draw a box plot, one row per dial: the interquartile range as a bar, 10 to 90% as a line, the median as a dot, with zero.
+
+    `dials`: the 10, 25, 50, 75 and 90% quantiles of each dial over people.
+    """
     if not dials:
         return Markup("")
     ends = [end for quantiles in dials.values() for end in quantiles]
@@ -227,14 +230,14 @@ def spread(dials: Mapping[str, Sequence[float]]) -> Markup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thinned:
-    """A series reduced for drawing: the least and the greatest value of each bucket of `every` points."""
+    """A downsampled series: (x, minimum, maximum) of each bucket of `every` points."""
 
     points: tuple[tuple[float, float, float], ...]
     every: int
 
 
 def thinned(series: Sequence[tuple[float, float]]) -> Thinned:
-    """(x, low, high) of equal runs of points; each point by itself if there are few."""
+    """Downsample a series to at most `MOST_POINTS` buckets of equal size; a short series keeps its points."""
     every = max(1, -(-len(series) // MOST_POINTS))
     runs = [series[start : start + every] for start in range(0, len(series), every)]
     return Thinned(
@@ -243,14 +246,14 @@ def thinned(series: Sequence[tuple[float, float]]) -> Thinned:
 
 
 def steps_chart(series: StepSeries, marks: Sequence[tuple[float, str]]) -> Markup:
-    """A figure over steps. If points were merged, a band spans the least and the greatest of each run."""
+    """Draw a figure over steps. If points were merged, a band spans the minimum and maximum of each bucket."""
     found = thinned(series.points)
     values = [end for _, low, high in found.points for end in (low, high)]
     x_axis = axis(found.points[0][0], found.points[-1][0], 6)
     y_axis = axis(min(values), max(values), 4)
     left, right, top, bottom = 62.0, 470.0, 18.0, 152.0
     x, y = x_axis.scale(left, right), y_axis.scale(bottom, top)
-    parts = [_across(y(t), left, right) + _before(left - 8, y(t) + 4, f"{t:g}") for t in y_axis.ticks]
+    parts = [_horizontal(y(t), left, right) + _text_before(left - 8, y(t) + 4, f"{t:g}") for t in y_axis.ticks]
     parts += [_centred(x(t), bottom + 17, f"{t:g}") for t in x_axis.ticks]
     parts += release_marks(marks, x, top, bottom, found.points[0][0], found.points[-1][0])
     if found.every > 1:
@@ -272,7 +275,7 @@ MOST_MARKS = 60
 def release_marks(
     marks: Sequence[tuple[float, str]], x: Scale, top: float, bottom: float, first: float, last: float
 ) -> list[Markup]:
-    """A dashed line for each of the last `MOST_MARKS` releases. A name that would touch another is only in the tooltip."""
+    """Draw a dashed line for each of the last `MOST_MARKS` releases. A name that would overlap another is only in the tooltip."""
     parts: list[Markup] = []
     free = 0.0
     shown = [mark for mark in sorted(marks) if first <= mark[0] <= last][-MOST_MARKS:]
@@ -297,9 +300,9 @@ _SHADES = 5
 
 
 def sequence(looks: Sequence[TrialLook], rules: TrialRules | None) -> Markup:
-    """The difference in good turns over the looks at users, with its bounds, against zero and the margin. "" without two sides.
+    """Draw a trial's difference in good turns over its interim analyses, with bounds, zero and the margin. "" without two sides.
 
-    The horizontal axis is the number of people, because more people narrow the bounds. One bar stands for one look.
+    The horizontal axis is the number of people, since more people narrow the bounds. Each bar is one analysis.
     """
     drawn = [look for look in looks if look.goal.people and look.goal.lower is not None and look.goal.upper is not None]
     if not drawn:
@@ -311,10 +314,13 @@ def sequence(looks: Sequence[TrialLook], rules: TrialRules | None) -> Markup:
     x, y = x_axis.scale(LEFT, RIGHT), y_axis.scale(BOTTOM, TOP)
     parts = _frame(x_axis, y_axis, x, y)
     if margin is not None:
-        parts += [_across(y(-margin), LEFT, RIGHT, "margin"), _before(RIGHT, y(-margin) + 14, f"margin {margin:g} pp")]
+        parts += [
+            _horizontal(y(-margin), LEFT, RIGHT, "margin"),
+            _text_before(RIGHT, y(-margin) + 14, f"margin {margin:g} pp"),
+        ]
     goals = [look.goal for look in drawn]
     edges = [(x(goal.people or 0.0), y(100 * (goal.lower or 0.0)), y(100 * (goal.upper or 0.0))) for goal in goals]
-    parts += [_band(edges), *(_look(look, x, y) for look in drawn)]
+    parts += [_band(edges), *(_trial_bar(look, x, y) for look in drawn)]
     last = drawn[-1]
     label = (
         f"Difference in the {last.goal.name} over {len(drawn)} looks, in percentage points, with bounds that hold at every look; "
@@ -325,18 +331,18 @@ def sequence(looks: Sequence[TrialLook], rules: TrialRules | None) -> Markup:
 
 def _frame(x_axis: ChartAxis, y_axis: ChartAxis, x: Scale, y: Scale) -> list[Markup]:
     parts = [
-        _across(y(tick), LEFT, RIGHT, "grid" if tick else "grid zero")
-        + _before(LEFT - 8, y(tick) + 4, f"{tick:+g}".replace("-", "\N{MINUS SIGN}") if tick else "0")
+        _horizontal(y(tick), LEFT, RIGHT, "grid" if tick else "grid zero")
+        + _text_before(LEFT - 8, y(tick) + 4, f"{tick:+g}".replace("-", "\N{MINUS SIGN}") if tick else "0")
         for tick in y_axis.ticks
     ]
     parts += [_centred(x(tick), BOTTOM + 17, count(tick)) for tick in x_axis.ticks]
     below = Markup('<text class="axis" x="{:g}" y="{:g}" text-anchor="middle">{}</text>').format(
         (LEFT + RIGHT) / 2, BOTTOM + 36, "effective users on the smaller side"
     )
-    return [*parts, below, _words("axis", 6, 14, "difference, pp")]
+    return [*parts, below, _text("axis", 6, 14, "difference, pp")]
 
 
-def _look(look: TrialLook, x: Scale, y: Scale) -> Markup:
+def _trial_bar(look: TrialLook, x: Scale, y: Scale) -> Markup:
     goal = look.goal
     assert goal.difference is not None
     at = x(goal.people or 0.0)
@@ -356,7 +362,7 @@ def _look(look: TrialLook, x: Scale, y: Scale) -> Markup:
 
 
 def shifts(rates: Sequence[RateShift]) -> Markup:
-    """Each rate's change with its bounds; rates without bounds are only in the table."""
+    """Draw each rate's change with its bounds. Rates without bounds are only in the table."""
     drawn = [
         (rate.name, rate.after - rate.before, rate.lower, rate.upper, "harmful" if rate.moved and rate.harmful else "")
         for rate in rates
@@ -368,7 +374,7 @@ def shifts(rates: Sequence[RateShift]) -> Markup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerMap:
-    """Kinds of tensors by layers. A cell is the tensor and its shade, 0 to 4; None if a layer has no tensor of the kind."""
+    """A heat map, kinds of tensors by layers. A cell is (tensor, shade 0 to 4); None if a layer has no tensor of that kind."""
 
     layers: tuple[int, ...]
     rows: tuple[tuple[str, tuple[tuple[LayerChange, int] | None, ...]], ...]
@@ -376,7 +382,7 @@ class LayerMap:
 
 
 def layers(change: WeightChange | None) -> LayerMap | None:
-    """The layers of a change as a table; None if they are not known."""
+    """Return a weight change's layers as a heat map; None if they are not known."""
     if change is None or not change.layers:
         return None
     inside = [each for each in change.layers if each.layer is not None]
@@ -404,7 +410,7 @@ _CLASSES = ("arm-live", "arm-other")
 
 
 def success(curves: Sequence[SolvedCurve], marks: Sequence[tuple[int, str]]) -> Markup:
-    """The share that was solved over versions, with 95% intervals; a dashed line for each released version. Empty without a point."""
+    """Draw the solved share over versions, with 95% intervals and a dashed line for each released version. "" without a point."""
     found = [point for curve in curves for point in curve.points]
     if not found:
         return Markup("")
@@ -412,11 +418,12 @@ def success(curves: Sequence[SolvedCurve], marks: Sequence[tuple[int, str]]) -> 
     first, last = min(point.first for point in found), max(point.last for point in found)
     x_axis, y_axis = axis(first, max(last, first + 1), min(8, max(last - first, 1))), axis(0.0, 1.0, 5)
     x, y = x_axis.scale(left, right), y_axis.scale(bottom, top)
-    parts = [_across(y(t), left, right) + _before(left - 8, y(t) + 4, f"{100 * t:g}%") for t in y_axis.ticks]
+    parts = [_horizontal(y(t), left, right) + _text_before(left - 8, y(t) + 4, f"{100 * t:g}%") for t in y_axis.ticks]
     parts += [_centred(x(t), bottom + 18, f"v{t:g}") for t in x_axis.ticks if t == int(t)]
     parts += release_marks(marks, x, top, bottom, first, last)
     for number, (curve, kind) in enumerate(zip(curves, _CLASSES, strict=False)):
-        parts += _curve(curve, kind, lambda value, by=4.0 * number: x(value) + by, y)  # whiskers beside each other
+        # shifted, so that whiskers do not overlap
+        parts += _curve(curve, kind, lambda value, by=4.0 * number: x(value) + by, y)
     said = "; ".join(
         f"{curve.name} {_share(curve.points[-1].solved)} at {versions_of(curve.points[-1])}" for curve in curves
     )
@@ -425,7 +432,7 @@ def success(curves: Sequence[SolvedCurve], marks: Sequence[tuple[int, str]]) -> 
 
 
 def versions_of(point: VersionPoint) -> str:
-    """The versions of a point. Example: ``v4 to v6``"""
+    """Return the versions of a point. Example: ``v4 to v6``"""
     return f"v{point.first}" if point.first == point.last else f"v{point.first} to v{point.last}"
 
 

@@ -1,4 +1,4 @@
-"""The operator actions that the page's forms and its playground send, by the same functions as the command line."""
+"""The seam for the operator's actions from the page's forms and its playground."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaygroundAnswer:
-    """One arm's answer in the playground. `turn` names it for feedback; `version` made its first token."""
+    """One arm's answer in the playground. `turn`: its id for feedback; `version`: the version that sampled its first token."""
 
     arm: str
     turn: str
@@ -18,11 +18,11 @@ class PlaygroundAnswer:
     error: str | None = None
 
 
-class Acts(Protocol):
-    """An operator's actions from the page, by the same functions as the command line."""
+class OperatorActions(Protocol):
+    """The operator's actions from the page. They call the same functions as the commands."""
 
     async def ship(self, root: str, expected_live: str, reason: str, actor: str) -> str:
-        """Ship a version; returns a sentence on what is live now. Raises Conflict if `expected_live` is not live, NotFound, BadRequest."""
+        """Ship a version. Return a sentence on what is live now. Raises Conflict if `expected_live` is not live, NotFound, BadRequest."""
         ...
 
     async def approve(self, root: str, expected_live: str, reason: str, actor: str) -> str:
@@ -34,7 +34,7 @@ class Acts(Protocol):
         ...
 
     async def roll_back(self, expected_live: str, reason: str, actor: str) -> str:
-        """Roll the live version back; returns a sentence on what is live now. Raises as `ship`."""
+        """Roll back the live version. Return a sentence on what is live now. Raises as `ship`."""
         ...
 
     async def accept(self, alarm: str, id: str, reason: str, actor: str) -> str:
@@ -42,9 +42,9 @@ class Acts(Protocol):
         ...
 
     async def ask(self, messages: Sequence[Mapping[str, str]], arms: Sequence[str]) -> tuple[PlaygroundAnswer, ...]:
-        """One answer per arm. A failure is reported in the answer."""
+        """Return one answer per arm. A failure is reported in the answer."""
         ...
 
     async def rate(self, turn: str, name: str, correction: str) -> str:
-        """Send feedback about an answer; returns its status."""
+        """Send feedback about an answer. Return its status."""
         ...

@@ -1,4 +1,4 @@
-"""Parses a browser's query strings and forms, each field within a bound."""
+"""Parses and validates query strings and forms."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from ostinato.core.errors import BadRequest, OstinatoError, TooLarge
 from ostinato.status.index_queries import TurnQuery
 
 FORM_S = 10.0
-"""The longest wait for a form's body, in seconds."""
+"""Timeout of a form's body in seconds."""
 _LONGEST_FORM = 64 * 1024
 _LONGEST_FIELD = 512
 _NUMBER = re.compile(r"[0-9]{1,15}")
 _ROOT = re.compile(r"[0-9a-f]{6,64}")
 _VERSION = re.compile(r"v[0-9]{1,15}")
-# each character has one place in it, so that no text takes longer than its length allows
+# unambiguous, so that matching takes linear time (no ReDoS)
 _PATH = re.compile(r"/(?:[A-Za-z0-9_:.-]+(?:/[A-Za-z0-9_:.-]+){0,7}/?)?")
 
 
 class FormLate(OstinatoError):
-    """A form whose body does not come."""
+    """A form's body did not arrive in time."""
 
     status = 408
     code = "form_late"
 
 
 def place(fields: Mapping[str, str], name: str) -> int | None:
-    """A whole number, or None if the field is empty. Raises BadRequest."""
+    """Return a field's whole number, or None if it is empty. A version may be written as v12. Raises BadRequest."""
     text = fields.get(name, "").strip()
     if not text:
         return None
@@ -42,7 +42,7 @@ def place(fields: Mapping[str, str], name: str) -> int | None:
 
 
 def words(fields: Mapping[str, str], name: str, longest: int = _LONGEST_FIELD, *, needed: bool = False) -> str:
-    """A field's text without surrounding blanks. Raises BadRequest if it is too long, or empty though `needed`."""
+    """Return a field's stripped text. Raises BadRequest if it is too long, or empty although it is `needed`."""
     text = fields.get(name, "").strip()
     if len(text) > longest:
         raise BadRequest(f"{name} has {len(text)} characters; {longest} are allowed", field=name)
@@ -52,14 +52,14 @@ def words(fields: Mapping[str, str], name: str, longest: int = _LONGEST_FIELD, *
 
 
 def root(text: str) -> str:
-    """The first digits of a version's hash. Raises BadRequest."""
+    """Return the first digits of a version's hash. Raises BadRequest."""
     if not _ROOT.fullmatch(text):
         raise BadRequest(f"{text[:80]!r} is not a version: give 6 to 64 hexadecimal digits of its hash", field="root")
     return text
 
 
 def version(text: str) -> str:
-    """A version as a person names it: live, v12, or the first digits of its hash. Raises BadRequest."""
+    """Return a version's name: live, v12, or the first digits of its hash. Raises BadRequest."""
     if text == "live" or _VERSION.fullmatch(text):
         return text
     if not _ROOT.fullmatch(text):
@@ -68,7 +68,7 @@ def version(text: str) -> str:
 
 
 def own_path(text: str, host: str = "") -> str:
-    """A path of this page to go back to, from a path or, with `host`, from an address on that host; "/" for anything else.
+    """Return a path of this page to redirect to, from a path or, with `host`, from a URL on that host; "/" for anything else.
 
     Example: ``own_path("http://127.0.0.1:8321/releases/ab12cd", "127.0.0.1:8321") == "/releases/ab12cd"``
     """
@@ -82,7 +82,7 @@ def own_path(text: str, host: str = "") -> str:
 
 
 def turn_query(fields: Mapping[str, str], tenant: str | None) -> TurnQuery:
-    """The query for turns. A visitor who sees one tenant's turns gets only those, whatever the address says. Raises BadRequest."""
+    """Return the query for turns. A visitor of one `tenant` gets only its turns, whatever the URL says. Raises BadRequest."""
     return TurnQuery(
         tenant=tenant if tenant is not None else words(fields, "tenant") or None,
         user=words(fields, "user"),
@@ -96,7 +96,7 @@ def turn_query(fields: Mapping[str, str], tenant: str | None) -> TurnQuery:
 
 
 async def form(request: Request) -> Mapping[str, str]:
-    """The fields of a form; of several with one name the last counts. Raises BadRequest, TooLarge, FormLate."""
+    """Read the fields of a form; of several with the same name the last counts. Raises BadRequest, TooLarge, FormLate."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         raise BadRequest(f"A form is application/x-www-form-urlencoded, not {kind[:80]!r}.")

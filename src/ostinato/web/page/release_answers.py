@@ -1,4 +1,4 @@
-"""Four questions about a release and their answers in sentences, as shown by the page, the command line and the report. Pure."""
+"""Answers to four questions about a release, in sentences, for the page, the command line and the report. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ostinato.web.page.templates import count, points, size
 
 VERDICTS = {"SHIP": "not worse than the margin", "BLOCK": "did not pass", "EXTEND": "undecided"}
 _ACCEPTED = "accepted"
-_VOID_ODDS = 1000.0  # against the set shares, from which on a trial is void, if the ledger does not tell
-_OF_LIVE = frozenset({"shipped", "better", "confirmed", "faded", "verified"})  # last lines of a version that was live
+_VOID_ODDS = 1000.0  # odds against the configured shares from which a trial is void, if the ledger does not say
+_OF_LIVE = frozenset({"shipped", "better", "confirmed", "faded", "verified"})  # states of a version that was live
 _DECISIONS = {"shipped": "Shipped", "blocked": "Refused", "rolled_back": "Rolled back"}
 
 
@@ -29,12 +29,12 @@ class ReleaseAnswer:
 
 
 def answers(found: releases.ReleaseDetail, run: str = "") -> tuple[ReleaseAnswer, ...]:
-    """The answers: is it better, how sure is that, what changed, how is it taken back. `run`: options by which a command finds the run."""
-    return (_better(found), _sure(found), _changed(found), _way_back(found, f" {run}" if run else ""))
+    """Return the answers: is it better, how sure is that, what changed, how is it rolled back. `run`: options that select the run."""
+    return (_better(found), _certainty(found), _changed(found), _how_to_roll_back(found, f" {run}" if run else ""))
 
 
 def sentence(line: releases.ReleaseLine) -> str:
-    """The gate's finding about a version, in a few words."""
+    """Return the gate's finding about a version, in a few words."""
     if line.difference is None or line.lower is None or line.upper is None:
         return "no data: the gate has not looked at it"
     if line.lower > 0:
@@ -47,7 +47,7 @@ def sentence(line: releases.ReleaseLine) -> str:
 
 
 def interval(look: releases.MeasureLook | releases.ReleaseLine | releases.GateLook) -> str:
-    """A difference with its bounds, or words that there is none. Example: ``+2.1 pp [+0.4, +3.8]``"""
+    """Return a difference with its bounds. Example: ``+2.1 pp [+0.4, +3.8]``; "no feedback yet" without one."""
     if look.difference is None:
         return "no feedback yet"
     return f"{points(look.difference)} pp [{points(look.lower)}, {points(look.upper)}]"
@@ -61,7 +61,7 @@ def _better(found: releases.ReleaseDetail) -> ReleaseAnswer:
     question = f"Is {_name(line.policy)} better than {'what was live' if against is None else _name(against)}?"
     last = found.evidence.trial[-1] if found.evidence.trial else None
     if last is not None:
-        verdict, state = _by_people(last, found.evidence)
+        verdict, state = _trial_verdict(last, found.evidence)
         details = [f"{each.name} is worse: {_own_units(each)}." for each in last.measures if each.finding == "worse"]
         details += [] if line.difference is None else [f"On the suite: {sentence(line)}, {interval(line)}."]
         return ReleaseAnswer(question=question, verdict=verdict, state=state, details=tuple(details))
@@ -75,17 +75,17 @@ def _better(found: releases.ReleaseDetail) -> ReleaseAnswer:
             else "It was not judged on a suite (evaluate.suite), and it was not tried on users first.",
         )
         return ReleaseAnswer(question=question, verdict="unknown: it was never compared", state="wait", details=details)
-    said = sentence(line)
-    state = {"better": "good", "worse": "bad", "did not pass": "bad"}.get(said, "wait")
+    finding = sentence(line)
+    state = {"better": "good", "worse": "bad", "did not pass": "bad"}.get(finding, "wait")
     if line.verdict == "BLOCK":  # for another reason than this difference, such as a quality bar
-        said, state = f"{said}, and it did not pass" if said == "better" else said, "bad"
-    verdict = f"on the suite {said}: {interval(line)}"
+        finding, state = f"{finding}, and it did not pass" if finding == "better" else finding, "bad"
+    verdict = f"on the suite {finding}: {interval(line)}"
     details = (_no_trial(found.evidence), *_accepted(found.evidence.rates))
     return ReleaseAnswer(question=question, verdict=verdict, state=state, details=details)
 
 
-def _by_people(look: releases.TrialLook, evidence: releases.ReleaseEvidence) -> tuple[str, str]:
-    """The verdict of the last look at users, and its state."""
+def _trial_verdict(look: releases.TrialLook, evidence: releases.ReleaseEvidence) -> tuple[str, str]:
+    """Return the verdict of the trial's last interim analysis, and its state."""
     margin = "the margin" if evidence.rules is None else f"{100 * evidence.rules.margin:g} pp"
     said, state = {
         "better": ("better (provisional)", "good"),
@@ -99,7 +99,7 @@ def _by_people(look: releases.TrialLook, evidence: releases.ReleaseEvidence) -> 
 
 
 def _own_units(measure: releases.MeasureLook) -> str:
-    """A measure's difference in its own units. Example: ``+0.12 [+0.03, +0.4], lower is better``"""
+    """Return a metric's difference in its own units. Example: ``+0.12 [+0.03, +0.4], lower is better``"""
     bounds = ", ".join("unknown" if end is None else f"{end:+.3g}" for end in (measure.lower, measure.upper))
     known = "unknown" if measure.difference is None else f"{measure.difference:+.3g}"
     return f"{known} [{bounds}], {measure.better} is better"
@@ -123,7 +123,7 @@ def _accepted(rates: tuple[releases.RateShift, ...]) -> tuple[str, ...]:
 # ---------------------------------------------------------------- how sure is that?
 
 
-def _sure(found: releases.ReleaseDetail) -> ReleaseAnswer:
+def _certainty(found: releases.ReleaseDetail) -> ReleaseAnswer:
     evidence, looks = found.evidence, found.looks
     details: list[str] = []
     verdict, state = "no evidence yet", "wait"
@@ -139,15 +139,15 @@ def _sure(found: releases.ReleaseDetail) -> ReleaseAnswer:
                 f"A candidate that is worse than live by the margin of {100 * last.margin:g} pp passes with a chance of at most "
                 f"{100 * evidence.gate_alpha:g}%, all looks together."
             )
-    details += _held_against(evidence)
+    details += _comparisons(evidence)
     if evidence.trial:
-        verdict, state, said = _people(evidence, evidence.trial[-1])
+        verdict, state, said = _trial_certainty(evidence, evidence.trial[-1])
         details = [*said, *details]
     return ReleaseAnswer(question="How sure is that?", verdict=verdict, state=state, details=tuple(details))
 
 
-def _people(evidence: releases.ReleaseEvidence, last: releases.TrialLook) -> tuple[str, str, list[str]]:
-    """How sure the last look at users is: the verdict, its state, and the details."""
+def _trial_certainty(evidence: releases.ReleaseEvidence, last: releases.TrialLook) -> tuple[str, str, list[str]]:
+    """Return how sure the trial's last interim analysis is: verdict, state and details."""
     people = "no" if not last.goal.people else count(last.goal.people)
     verdict = f"{people} effective users on the smaller side, {count(last.turns)} turns"
     state = "wait" if last.finding == "undecided" or not last.goal.people else "good"
@@ -165,7 +165,7 @@ def _people(evidence: releases.ReleaseEvidence, last: releases.TrialLook) -> tup
 
 
 def dealt_as_set(dealt: releases.Dealt, rules: releases.TrialRules | None) -> tuple[str, bool]:
-    """A sentence on whether people were assigned to the sides in the configured shares; False if they were not (the trial is void)."""
+    """Return a sentence on the sample ratio, and False if it contradicts the configured shares, so that the trial is void."""
     counted = (
         f"{count(dealt.candidate)} people on the new side where {count(dealt.expected)} were expected, "
         f"{count(dealt.others)} on the other"
@@ -179,7 +179,7 @@ def dealt_as_set(dealt: releases.Dealt, rules: releases.TrialRules | None) -> tu
     return f"The assignment of people fits the configured shares: {counted}{part}.", True
 
 
-def _held_against(evidence: releases.ReleaseEvidence) -> list[str]:
+def _comparisons(evidence: releases.ReleaseEvidence) -> list[str]:
     failed = [f"{each.against.value} on {each.suite}" for each in evidence.comparisons if not each.holds]
     below = [f"{bar.suite} {bar.axis}" for bar in evidence.bars if not bar.holds]
     said: list[str] = []
@@ -230,10 +230,10 @@ def _moved(rate: releases.RateShift) -> str:
     return f"{rate.name} is {how}: {100 * rate.before:.1f}% to {100 * rate.after:.1f}% ({rate.means}){watched}."
 
 
-# ---------------------------------------------------------------- how is it taken back?
+# ---------------------------------------------------------------- how is it rolled back?
 
 
-def _way_back(found: releases.ReleaseDetail, run: str) -> ReleaseAnswer:
+def _how_to_roll_back(found: releases.ReleaseDetail, run: str) -> ReleaseAnswer:
     policy, previous = found.line.policy, found.previous
     decided = _decided(found)
     question = "How do I roll it back?"
@@ -261,7 +261,7 @@ def _way_back(found: releases.ReleaseDetail, run: str) -> ReleaseAnswer:
 
 
 def _not_live(found: releases.ReleaseDetail, run: str, decided: tuple[str, ...]) -> ReleaseAnswer:
-    """Why a version that waits for nobody is not live, and how it is shipped all the same."""
+    """Return why a version that does not wait for approval is not live, and how to ship it nevertheless."""
     line, live = found.line, found.live
     ships = f'ostinato ship {_name(line.policy)}{run} --reason "..." ships it without a check by the gate.'
     way = ships if found.kept else "Its weights are not in the store any more, so it cannot be shipped."
@@ -286,7 +286,7 @@ def _not_live(found: releases.ReleaseDetail, run: str, decided: tuple[str, ...])
 
 
 def _decided(found: releases.ReleaseDetail) -> tuple[str, ...]:
-    """The last decision about the release, who made it, and why; empty if there is none."""
+    """Return a sentence on the last decision about the release, its actor and its reason; empty if there is none."""
     for event, detail in found.events:
         if event.action in _DECISIONS:
             actor = f" by {detail['actor']}" if detail.get("actor") else " by the release worker"

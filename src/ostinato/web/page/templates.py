@@ -1,7 +1,7 @@
-"""Templates, and the formatting of figures, times and people's words in them. Everything is escaped; no text becomes markup.
+"""Templates with their filters for figures, times and people's text. Everything is escaped; no text becomes markup.
 
-Tokens are text on the page: parts of characters, control tokens, and five shades of log-probability. Static files have names that contain
-their hash, so that browsers may cache them for ever.
+Also the tokens of a turn with their shades of log-probability, and the static files, whose URLs contain their hash so that browsers may
+cache them for ever.
 """
 
 from __future__ import annotations
@@ -29,27 +29,29 @@ from ostinato.status.run_facts import TurnDetail
 
 
 _STATIC = Path(__file__).parents[1] / "static"
-_KINDS = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+_MEDIA_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 
 
 class StaticFiles:
-    """Everything in `web/static` that a browser asks for, read once."""
+    """The files in `web/static`, read once."""
 
     def __init__(self) -> None:
-        found = {path.relative_to(_STATIC).as_posix(): path for path in _STATIC.rglob("*") if path.suffix in _KINDS}
+        found = {
+            path.relative_to(_STATIC).as_posix(): path for path in _STATIC.rglob("*") if path.suffix in _MEDIA_TYPES
+        }
         self._bodies = {name: path.read_bytes() for name, path in sorted(found.items())}
         self._hashes = {name: hashlib.sha256(body).hexdigest()[:8] for name, body in self._bodies.items()}
 
     def url(self, name: str) -> str:
-        """A file's URL. Raises KeyError if there is no such file."""
+        """Return a file's URL. Raises KeyError if there is no such file."""
         return f"/static/{self._hashes[name]}/{name}"
 
     def text(self, name: str) -> str:
-        """A file's text. Raises KeyError if there is no such file."""
+        """Return a file's text. Raises KeyError if there is no such file."""
         return self._bodies[name].decode()
 
     async def serve(self, request: Request) -> Response:
-        """`GET /static/{digest}/{name}`."""
+        """Answer `GET /static/{digest}/{name}`."""
         name, digest = request.path_params["name"], request.path_params["digest"]
         if self._hashes.get(name) != digest:
             return Response("There is no such file.", 404, media_type="text/plain")
@@ -61,11 +63,11 @@ class StaticFiles:
         }
         if is_known(request, tag):
             return Response(status_code=304, headers=headers)
-        return Response(self._bodies[name], headers=headers, media_type=_KINDS[Path(name).suffix])
+        return Response(self._bodies[name], headers=headers, media_type=_MEDIA_TYPES[Path(name).suffix])
 
 
 def is_known(request: Request, tag: str) -> bool:
-    """Whether a browser says that it has this version."""
+    """Return True if the request's If-None-Match has this ETag."""
     bare = tag.removeprefix("W/")
     return bare in (each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(","))
 
@@ -77,12 +79,14 @@ WINDOW = 2_000
 """Tokens per page."""
 LONGEST_PROMPT = 20_000
 SHADES = (-0.1, -0.7, -2.3, -4.6)
-"""Log-probabilities at which the shade changes: 90%, 50%, 10%, 1%."""
+"""Log-probabilities between the shades: 90%, 50%, 10%, 1%."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One sampled token. `shade` 0 is the surest, `place` is its version's index in the turn (at most 3), `text` its part of the answer."""
+    """One sampled token. `shade`: 0 (most likely) to 4; `place`: its version's index in the turn, at most 3; `text`: its part of the
+    answer.
+    """
 
     at: int
     id: int
@@ -94,7 +98,7 @@ class Cell:
 
 
 def cells(found: TurnDetail, start: int) -> list[Cell]:
-    """The tokens from `start` on, `WINDOW` of them at most."""
+    """Return the tokens from `start` on, at most `WINDOW`."""
     turn = found.line.turn
     by_token = turn.versions_T()
     places = {policy: number for number, policy in enumerate(turn.versions)}
@@ -114,25 +118,25 @@ def cells(found: TurnDetail, start: int) -> list[Cell]:
 
 
 def shade(logprob: float) -> int:
-    """0 for a token that was nearly certain, 4 for one that came once in a hundred times or less."""
+    """Return 0 for a nearly certain token, up to 4 for one with a probability below 1%."""
     return sum(logprob < bound for bound in SHADES)
 
 
 def spelt(pieces: Iterable[bytes], ids: Sequence[int]) -> Iterable[str]:
-    """The text that each token adds: a character of several tokens comes with its last one, a control token as its id."""
+    """Yield the text that each token adds: a character of several tokens comes with the last one, a control token is shown as its id."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for piece, token in zip(pieces, ids, strict=True):
         yield decoder.decode(piece) if piece else f"⟨{token}⟩"
 
 
 def prompt_text(pieces: Sequence[bytes]) -> str:
-    """A prompt's text; each control token is a mark. Cut in the middle if it is long."""
+    """Return a prompt's text with a mark for each control token. A long one is cut in the middle."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     return shortened("".join(decoder.decode(piece) if piece else "⟨·⟩" for piece in pieces), LONGEST_PROMPT)
 
 
 def shortened(text: str, most: int) -> str:
-    """The text without its middle if it has more than `most` characters."""
+    """Return the text, without its middle if it has more than `most` characters."""
     if len(text) <= most:
         return text
     half = most // 2
@@ -144,18 +148,18 @@ def shortened(text: str, most: int) -> str:
 
 _FOLDER = Path(__file__).parents[1] / "templates"
 DASH = "\N{EN DASH}"
-"""Stands for an unknown figure; 0 is a figure."""
-_SHOWN = "\n\t"
-_HIDDEN = ("Cc", "Cf", "Co", "Cs", "Zl", "Zp")
-"""Unicode categories of invisible characters: controls, changes of direction, joiners, private ones."""
+"""Stands for an unknown figure (0 is not unknown)."""
+_VISIBLE_CONTROLS = "\n\t"
+_HIDDEN_CATEGORIES = ("Cc", "Cf", "Co", "Cs", "Zl", "Zp")
+"""Unicode categories of invisible characters: controls, bidi controls, joiners, private use."""
 LONGEST_TEXT = 40_000
-"""Characters of a text that a page shows."""
+"""Characters beyond which a page cuts a text."""
 _MOST_MARKS = 200
-"""Runs of invisible characters that are spelled out in one text; further characters become U+FFFD, so that no text is all markup."""
+"""Limit of spelled-out runs of invisible characters in one text; further characters become U+FFFD, which bounds the markup."""
 
 
 class Templates:
-    """The page's templates. `files` gives the URLs of the static files."""
+    """The page's Jinja templates. `files` gives the URLs of the static files."""
 
     def __init__(self, files: StaticFiles) -> None:
         self._env = Environment(
@@ -171,17 +175,17 @@ class Templates:
         self._env.filters.update({each.__name__: each for each in filters}, pp=points)
 
     def render(self, name: str, facts: Mapping[str, Any]) -> str:
-        """Render a template with these facts."""
+        """Render a template with this context."""
         return self._env.get_template(name).render({**facts, "file": self._file})
 
 
 def ago(seconds: float | None) -> str:
-    """A time span for people; a dash if it is not known. Example: ``ago(200) == "3 min"``"""
+    """Format a time span; a dash if it is not known. Example: ``ago(200) == "3 min"``"""
     return DASH if seconds is None else durations.ago(seconds)
 
 
 def when(at: float | None) -> Markup:
-    """A moment in UTC, which the page's script shows in local time, too."""
+    """Format a Unix time in UTC. The page's script also shows it in local time."""
     if at is None:
         return Markup(DASH)
     moment = datetime.fromtimestamp(at, UTC)
@@ -191,27 +195,27 @@ def when(at: float | None) -> Markup:
 
 
 def count(number: float | None) -> str:
-    """A whole number with thousands separators; a dash if it is not known."""
+    """Format a whole number with thousands separators; a dash if it is not known."""
     return DASH if number is None else f"{number:,.0f}"
 
 
 def figure(number: float | None) -> str:
-    """A number with four significant digits; a dash if it is not known."""
+    """Format a number with four significant digits; a dash if it is not known."""
     return DASH if number is None else f"{number:.4g}"
 
 
 def points(difference: float | None) -> str:
-    """A difference of shares in percentage points, with its sign."""
+    """Format a difference of shares in percentage points, with its sign; a dash if it is not known."""
     return DASH if difference is None else f"{100 * difference:+.1f}".replace("-", "\N{MINUS SIGN}")
 
 
 def percent(share: float | None) -> str:
-    """A share in percent; a dash if it is not known."""
+    """Format a share in percent; a dash if it is not known."""
     return DASH if share is None else f"{100 * share:.1f}%"
 
 
 def size(number: float | None) -> str:
-    """Bytes for people."""
+    """Format bytes with decimal units; a dash if they are not known."""
     if number is None:
         return DASH
     for unit, length in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -221,7 +225,7 @@ def size(number: float | None) -> str:
 
 
 def marked(text: object, most: int = LONGEST_TEXT) -> Markup:
-    """People's words, escaped and with invisible characters spelled out, so that none can reverse the text's direction.
+    """Escape people's text and spell out invisible characters, so that none can e.g. reverse the text's direction.
 
     A text of more than `most` characters is cut in the middle.
     """
@@ -241,11 +245,11 @@ def marked(text: object, most: int = LONGEST_TEXT) -> Markup:
 
 
 def _is_hidden(character: str) -> bool:
-    return character not in _SHOWN and unicodedata.category(character) in _HIDDEN
+    return character not in _VISIBLE_CONTROLS and unicodedata.category(character) in _HIDDEN_CATEGORIES
 
 
 def told(text: object) -> Markup:
-    """A sentence of Ostinato's own, as `marked`; text between two backticks is shown as code."""
+    """As `marked`, for Ostinato's own sentences: text between backticks is shown as code."""
     parts = str(text).split("`")
     if len(parts) % 2 == 0:
         return marked(text)
@@ -254,17 +258,17 @@ def told(text: object) -> Markup:
 
 
 def bare(text: object) -> str:
-    """People's words without invisible characters, for form fields, which cannot hold markup."""
+    """Return people's text without invisible characters, for form fields, which cannot hold markup."""
     return "".join(each for each in str(text)[:LONGEST_TEXT] if not _is_hidden(each))
 
 
 def capital(text: str) -> str:
-    """The text with a capital first letter; the rest is unchanged."""
+    """Return the text with a capital first letter; the rest is unchanged."""
     return text[:1].upper() + text[1:]
 
 
 def flat(value: object) -> list[tuple[str, str]]:
-    """A tree of JSON types as lines, name and value. Example: ``flat({"a": {"b": 1}}) == [("a.b", "1")]``"""
+    """Flatten a tree of JSON types into (name, value). Example: ``flat({"a": {"b": 1}}) == [("a.b", "1")]``"""
     lines: list[tuple[str, str]] = []
     _flatten("", value, lines)
     return lines
@@ -279,12 +283,12 @@ def _flatten(name: str, value: Any, lines: list[tuple[str, str]]) -> None:
         for number, each in enumerate(value):
             _flatten(f"{name}[{number}]", each, lines)
     elif isinstance(value, list | tuple):
-        lines.append((name, ", ".join(map(_written, value))))
+        lines.append((name, ", ".join(map(_as_text, value))))
     else:
-        lines.append((name, _written(value)))
+        lines.append((name, _as_text(value)))
 
 
-def _written(value: object) -> str:
+def _as_text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     return DASH if value is None else str(value)

@@ -1,4 +1,4 @@
-"""The facts of each page as its template needs them, taken from the sources and put into words here; those of simulated worlds last."""
+"""View functions: the context of each page's template, from the run's facts. Those of simulated worlds come last."""
 
 from __future__ import annotations
 
@@ -41,14 +41,12 @@ TABS = (
     ("playground", "/playground", "Playground"),
 )
 MOST_SIGNALS = 20
-"""Signals on a turn's page, the newest."""
+"""Number of the newest signals on a turn's page."""
 OPEN_TO_TENANTS = frozenset({"turns", "turn"})
 
 
 class Views:
-    """Builds the facts that the templates show. Each view takes the visitor and the fields of the address. What takes long is put into
-    words and drawn on a thread of the page.
-    """
+    """Builds the template contexts. Each view takes the visitor and the URL's fields. Slow views render on the page's threads."""
 
     def __init__(self, facts: RunFacts, worlds: RunWorlds, threads: Threads) -> None:
         self._facts, self._worlds, self._threads = facts, worlds, threads
@@ -70,30 +68,30 @@ class Views:
         }
 
     async def frame(self, visitor: Visitor) -> Shown:
-        """The frame around every page: the run in one line, and the pages that this visitor may see."""
+        """Return the context of the frame around every page: the run in one line, and the tabs that this visitor may see."""
         run = await self._facts.now() if visitor.sees_all else None
         tabs = TABS if visitor.sees_all else tuple(tab for tab in TABS if tab[0] in OPEN_TO_TENANTS)
         return {"visitor": visitor, "run": run, "tabs": tabs, "state": None if run is None else state_of(run)}
 
     async def now(self, visitor: Visitor, fields: Fields) -> Shown:
-        """The loop with its figures."""
+        """Return the loop with its figures."""
         found = await self._facts.now()
         return await self._threads.ask(lambda: now_shown(found))
 
     async def releases(self, visitor: Visitor, fields: Fields) -> Shown:
-        """The ledger."""
+        """Return the release ledger."""
         found = await self._facts.releases(place(fields, "before"))
         return await self._threads.ask(lambda: releases_shown(found))
 
     async def release(self, visitor: Visitor, fields: Fields) -> Shown:
-        """One version. Raises NotFound."""
+        """Return one version. Raises NotFound."""
         found = await self._facts.release(version(fields["root"]))
         if found is None:
             raise NotFound(f"The ledger has no version {fields['root'][:16]}.", field="root")
         return await self._threads.ask(lambda: release_shown(found))
 
     async def turns(self, visitor: Visitor, fields: Fields) -> Shown:
-        """The newest turns that match the query."""
+        """Return the newest turns that match the query."""
         query = turn_query(fields, visitor.tenant)
         found = await self._facts.turns(query)
         return {
@@ -107,7 +105,7 @@ class Views:
         }
 
     async def turn(self, visitor: Visitor, fields: Fields) -> Shown:
-        """One turn. Raises NotFound, also for another tenant's."""
+        """Return one turn. Raises NotFound, also for another tenant's."""
         found = await self._facts.turn(fields["id"], visitor.tenant)
         if found is None:
             raise NotFound("There is no such turn.", field="id")
@@ -115,45 +113,45 @@ class Views:
         return await self._threads.ask(lambda: turn_shown(found, start))
 
     async def learning(self, visitor: Visitor, fields: Fields) -> Shown:
-        """Figures over steps."""
+        """Return the training figures over steps."""
         found = await self._facts.learning()
         return await self._threads.ask(lambda: learning_shown(found))
 
     async def monitors(self, visitor: Visitor, fields: Fields) -> Shown:
-        """The standing alarms and the past ones."""
+        """Return the active and the past alarms."""
         return {"found": await self._facts.alarms(place(fields, "before"))}
 
     async def alarm(self, visitor: Visitor, fields: Fields) -> Shown:
-        """One alarm. Raises NotFound."""
+        """Return one alarm. Raises NotFound."""
         found = await self._facts.alarm(fields["name"])
         if found is None:
             raise NotFound("There never was such an alarm.", field="name")
         return {"found": found}
 
     async def weights(self, visitor: Visitor, fields: Fields) -> Shown:
-        """The weight store."""
+        """Return the state of the weight store."""
         return {"found": await self._facts.weights()}
 
     async def playground(self, visitor: Visitor, fields: Fields) -> Shown:
-        """The playground before a question."""
+        """Return the empty playground."""
         run = await self._facts.now()
         return {"arms": [arm for arm in ("live", "control") if arm in run.refs], "prompt": "", "answers": ()}
 
     # ------------------------------------------------------------ simulated worlds
 
     async def worlds(self, visitor: Visitor, fields: Fields) -> Shown:
-        """Tasksets, success, groups under way."""
+        """Return tasksets, success rates and the groups in progress."""
         found = await self._worlds.worlds(words(fields, "family"))
         return {
             "found": found,
-            "nothing": _nothing(found),
+            "nothing": _has_no_rollouts(found),
             "chart": await self._threads.ask(lambda: charts.success(found.counts.curves, found.marks)),
             "versions_of": charts.versions_of,
             "state_of": rollout_state,
         }
 
     async def rollouts(self, visitor: Visitor, fields: Fields) -> Shown:
-        """Rollouts that ended, newest first."""
+        """Return finished rollouts, newest first."""
         chosen = {name: words(fields, name) for name in ("task", "family", "split", "outcome", "ended")}
         query = RolloutQuery(**chosen, before=place(fields, "before"))
         found = await self._worlds.rollouts(query)
@@ -168,7 +166,7 @@ class Views:
         }
 
     async def rollout(self, visitor: Visitor, fields: Fields) -> Shown:
-        """One rollout. Raises NotFound."""
+        """Return one rollout. Raises NotFound."""
         first = place(fields, "from") or 0
         found = await self._worlds.rollout(fields["episode"], first)
         if found is None:
@@ -191,7 +189,7 @@ class Views:
         }
 
     async def task(self, visitor: Visitor, fields: Fields) -> Shown:
-        """One task; only the operator sees its hidden part. Raises NotFound."""
+        """Return one task; only the operator sees its hidden part. Raises NotFound."""
         found = await self._worlds.task(fields["id"], hidden=visitor.operator)
         if found is None:
             raise NotFound("Neither the taskset nor a rollout on record has that task.", field="id")
@@ -207,7 +205,7 @@ class Views:
 
 
 def turn_shown(found: TurnDetail, start: int) -> Shown:
-    """One turn, with the tokens of its answer from `start` on."""
+    """Return the context of one turn, with the tokens of its answer from `start` on."""
     turn = found.line.turn
     return {
         "found": found,
@@ -222,7 +220,7 @@ def turn_shown(found: TurnDetail, start: int) -> Shown:
 
 
 def now_shown(run: RunNow) -> Shown:
-    """The loop with its figures, and acceptance over time."""
+    """Return the context of the loop with its figures, and acceptance over time."""
     stations = stations_of(run)
     ends = ", ".join(f"{arm.arm} {100 * arm.point.acceptance:.0f}%" for arm in run.arms)
     title = "Share of rated turns that were accepted, per arm"
@@ -237,7 +235,7 @@ def now_shown(run: RunNow) -> Shown:
 
 
 def dials_shown(found: DialsNow) -> Shown:
-    """What dials do, in words, with both sides over time and the spread of people's dials."""
+    """Return the effect of dials in words, both sides' acceptance over time, and the distribution of people's dials."""
     said = effect_sentence(found)
     title = "Share of rated turns that were accepted, people with dials beside the holdout"
     return {
@@ -250,18 +248,18 @@ def dials_shown(found: DialsNow) -> Shown:
 
 
 def compactions_shown(found: CompactionsNow) -> Shown:
-    """How good summaries of people's sessions are, in words and figures."""
+    """Return how good the summaries of people's sessions are, in words and figures."""
     said = [facts_sentence(found), rewards_sentence(found)]
     return {"found": found, "sentences": [capital(each) for each in said]}
 
 
 def releases_shown(found: ReleaseList) -> Shown:
-    """The ledger by version, with the forest plot."""
+    """Return the context of the ledger by version, with the forest plot."""
     return {"found": found, "forest": charts.forest(found.rows), "sentence": sentence}
 
 
 def learning_shown(found: LearningNow) -> Shown:
-    """Each figure over steps, with its chart."""
+    """Return the context of each training figure over steps, with its chart."""
     drawn = [
         (series, charts.steps_chart(series, found.marks), charts.thinned(series.points).every)
         for series in found.series
@@ -270,7 +268,7 @@ def learning_shown(found: LearningNow) -> Shown:
 
 
 def release_shown(found: ReleaseDetail) -> Shown:
-    """The facts of a release's page; the report shows the same."""
+    """Return the context of a release's page, which the report uses too."""
     proof = found.evidence
     return {
         "found": found,
@@ -286,7 +284,7 @@ def release_shown(found: ReleaseDetail) -> Shown:
 
 
 def state_of(run: RunNow) -> tuple[str, str]:
-    """The run in one line: a CSS class, and a sentence. Faults come first."""
+    """Return the run's state as (CSS class, sentence). Faults come first."""
     if run.troubles:
         return "bad", run.troubles[0]
     if run.alarms:
@@ -299,7 +297,7 @@ def state_of(run: RunNow) -> tuple[str, str]:
 
 
 def stations_of(run: RunNow) -> list[Station]:
-    """The loop's six boxes, from serving to what is live."""
+    """Return the loop's six boxes, from serving to the live version."""
     live, canary, candidate = run.refs.get("live"), run.refs.get("canary"), run.refs.get("candidate")
     pace = DASH if run.pace is None else f"{run.pace:.2g} turns/s"
     accounts = run.accounts
@@ -344,13 +342,13 @@ def stations_of(run: RunNow) -> list[Station]:
 
 
 def address(query: TurnQuery, visitor: Visitor, *, before: int | None = None, after: int | None = None) -> str:
-    """The address of a list of turns."""
+    """Return the URL of a list of turns."""
     shown = replace(query, tenant=query.tenant if visitor.sees_all else None, before=before, after=after)
     return _with_query("/turns", asdict(shown))
 
 
 def _with_query(path: str, asked: Mapping[str, str | int | None]) -> str:
-    """The address of a list, with the fields that are filled in."""
+    """Return the URL of a list, with its non-empty fields as the query string."""
     chosen = {name: value for name, value in asked.items() if value not in (None, "")}
     return path + (f"?{urlencode(chosen)}" if chosen else "")
 
@@ -363,14 +361,14 @@ MOST_LINES = 1_500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffLine:
-    """One line of a unified diff. `kind` is added, removed, place or same. Example: ``DiffLine(kind="added", text="+return a + b")``"""
+    """One line of a unified diff. `kind`: added, removed, place (a header) or same. Example: ``DiffLine(kind="added", text="+x = 1")``"""
 
     kind: str
     text: str
 
 
 def diff_lines(diff: str) -> list[DiffLine]:
-    """The lines of a unified diff, `MOST_LINES` of them at most; only a line feed ends a line."""
+    """Return the lines of a unified diff, at most `MOST_LINES`. Only a line feed ends a line."""
     lines = diff.removesuffix("\n").split("\n")[: MOST_LINES + 1]
     found: list[DiffLine] = []
     within = False
@@ -389,7 +387,7 @@ ENDINGS = ("submitted", "turns", "length", "timeout", "broken", "failed")
 
 
 def rollout_state(line: RolloutLine) -> tuple[str, str]:
-    """A rollout in a few words, and the class of its badge. A mark precedes the words, so that the meaning is not in the colour alone."""
+    """Return (CSS class, words) of a rollout's badge. The words begin with a symbol, so that the meaning is not in the colour alone."""
     if line.cheated:
         return "bad", "✕ cheated"
     if line.ended == "waiting":
@@ -402,10 +400,10 @@ def rollout_state(line: RolloutLine) -> tuple[str, str]:
 
 
 def rollouts_address(query: RolloutQuery, before: int | None) -> str:
-    """The address of a list of rollouts."""
+    """Return the URL of a list of rollouts."""
     return _with_query("/worlds/rollouts", asdict(replace(query, before=before)))
 
 
-def _nothing(found: WorldsNow) -> bool:
-    """True if no rollout was ever tried here, and none will be."""
+def _has_no_rollouts(found: WorldsNow) -> bool:
+    """Return True if there are no rollouts, and the run's settings make none."""
     return found.source == "people" and not found.reading.kept and not found.pacing.drawn

@@ -11,7 +11,7 @@ from ostinato.compute.ledger import OperationLedger, ShareRules, rollout_workers
 from ostinato.config import load
 from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.core.records import Arm, Batch
-from ostinato.launch.commands.compute import Sharing, check_sharing, read_wish, write_wish
+from ostinato.launch.commands.compute import ShareController, check_sharing, read_requested, write_requested
 from ostinato.testing.tiny import tiny_model
 
 
@@ -22,7 +22,7 @@ def spent(sampling, training):
 def configured(tmp_path, *more):
     config = load(None, [f"run.directory='{tmp_path}'", "learn.source=worlds", "compute.share=0.5", *more])
     home(config).root.mkdir(parents=True, exist_ok=True)
-    write_wish(home(config).scale, 2)
+    write_requested(home(config).scale, 2)
     return config
 
 
@@ -48,19 +48,19 @@ def test_bounds_hold_whatever_was_observed():
 
 async def test_the_wish_follows_the_ledger_and_a_time_without_a_step_is_left_out(tmp_path):
     looks, said = iter([spent(9, 0), spent(1, 20), spent(10, 10), spent(30, 10)]), []
-    sharing = Sharing(configured(tmp_path), lambda who, what: said.append(what), looks.__next__)
+    sharing = ShareController(configured(tmp_path), lambda who, what: said.append(what), looks.__next__)
     assert await sharing.look() is None
     assert await sharing.look() == 4, "a third of all, over both looks together"
-    assert (read_wish(tmp_path / "scale.json"), len(said)) == (4, 1)
+    assert (read_requested(tmp_path / "scale.json"), len(said)) == (4, 1)
     assert "33.3% of all operations, 50.0% is wanted" in said[0]
     assert await sharing.look() == 4
-    write_wish(tmp_path / "scale.json", 6)  # somebody's `ostinato scale`
+    write_requested(tmp_path / "scale.json", 6)  # somebody's `ostinato scale`
     assert await sharing.look() == 2
     assert len(said) == 2
 
 
 async def test_without_a_wish_nobody_is_moved(tmp_path):
-    sharing = Sharing(configured(tmp_path), lambda *_: None, lambda: spent(1, 20))
+    sharing = ShareController(configured(tmp_path), lambda *_: None, lambda: spent(1, 20))
     (tmp_path / "scale.json").unlink()
     assert await sharing.look() is None
     assert not (tmp_path / "scale.json").exists()
@@ -73,7 +73,7 @@ async def test_a_log_that_cannot_be_read_is_said_once_and_tried_again(tmp_path):
         tries.append(1)
         raise Unavailable("the database is away")
 
-    sharing = Sharing(configured(tmp_path, "compute.every_s=0.01"), lambda who, what: said.append(what), fails)
+    sharing = ShareController(configured(tmp_path, "compute.every_s=0.01"), lambda who, what: said.append(what), fails)
     keeping = asyncio.create_task(sharing.keep())
     while len(tries) < 4:
         await asyncio.sleep(0.01)
@@ -88,7 +88,7 @@ async def test_it_counts_what_was_logged_since_the_last_look(tmp_path):
     with open_log(config) as log:
         await log.append(old)
     said = []
-    sharing = Sharing(config, lambda who, what: said.append(what))
+    sharing = ShareController(config, lambda who, what: said.append(what))
     assert await sharing.look() is None
     with open_log(config) as log:
         await log.append(new, batch)

@@ -30,7 +30,7 @@ class RayTaskError(RayError):
     """As Ray passes on what an actor's method raised."""
 
     def __init__(self, cause):
-        super().__init__(f"ray::OnRay.look() (pid=1)\\n{cause!r}")
+        super().__init__(f"ray::RayKeeper.look() (pid=1)\\n{cause!r}")
         self.cause = cause
 
 
@@ -169,7 +169,7 @@ async def test_a_worker_asks_for_what_its_kind_takes_and_says_what_there_is(monk
 
 
 async def test_all_who_wait_share_one_look_and_a_slow_head_holds_nobody_up(monkeypatch):
-    monkeypatch.setattr(ray_cluster, "_LOOK_S", 0.2)
+    monkeypatch.setattr(ray_cluster, "_QUERY_INTERVAL_S", 0.2)
     ray = Ray()
     monkeypatch.setattr(ray_cluster, "_ray", lambda: ray)
     made = RayCluster(RayConfig(), ("serve",))

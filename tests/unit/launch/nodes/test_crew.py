@@ -14,7 +14,7 @@ from ostinato.app.storage import home
 from ostinato.compute.ledger import OperationLedger
 from ostinato.config import load
 from ostinato.launch.commands import up
-from ostinato.launch.commands.compute import Sharing, write_wish
+from ostinato.launch.commands.compute import ShareController, write_requested
 from ostinato.launch.commands.up import Crew
 from ostinato.launch.placing import ray_cluster
 from ostinato.launch.placing.supervision import Supervisor
@@ -30,9 +30,9 @@ KEYS = {
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(ray_cluster, "EVERY_S", 0.05)
-    monkeypatch.setattr(up, "_LOOK_S", 0.05)
-    monkeypatch.setattr(up, "EVERY_S", 0.1)
+    monkeypatch.setattr(ray_cluster, "POLL_S", 0.05)
+    monkeypatch.setattr(up, "_POLL_S", 0.05)
+    monkeypatch.setattr(up, "BOARD_INTERVAL_S", 0.1)
     monkeypatch.setattr(ray_cluster, "own_command", lambda *words: (sys.executable, "-S", "-c", PROGRAM, *words))
 
 
@@ -97,7 +97,7 @@ async def test_the_gateways_node_knows_of_the_workers_and_of_what_drains(tmp_pat
 
 async def test_a_node_has_the_keys_that_its_worker_needs_and_no_more(tmp_path):
     async with running(tmp_path) as run:
-        write_wish(run.place.scale, 1)
+        write_requested(run.place.scale, 1)
         await until(lambda: len(run.crew.workers) == 5 and run.worker("rollout").was_ready)
         everywhere = {
             name: "".join(path.read_text() for path in run.disk_of(name).glob("*config*.json"))
@@ -120,7 +120,7 @@ async def test_a_worker_that_comes_later_has_the_key_that_the_gateway_started_wi
     async with running(tmp_path, config) as run:
         key = (run.disk_of("serve") / "admin.key").read_text()
         (run.place.root / "admin.key").unlink()
-        write_wish(run.place.scale, 1)
+        write_requested(run.place.scale, 1)
         await until(lambda: len(run.crew.workers) == 5 and run.worker("rollout").was_ready)
         assert (run.disk_of("rollout") / "admin.key").read_text() == key
         assert not (run.place.root / "admin.key").exists()
@@ -147,7 +147,7 @@ async def test_what_fails_is_said_once_and_the_rest_goes_on(tmp_path, monkeypatc
             raise RuntimeError("a wish that nobody can read")
         return 2
 
-    monkeypatch.setattr(up, "read_wish", read)
+    monkeypatch.setattr(up, "read_requested", read)
     async with running(tmp_path) as run:
         (run.disk_of("serve") / "serving").write_text("http://0.0.0.0:8321")
         url = await until(lambda: run.crew.serving.url)
@@ -208,8 +208,8 @@ async def test_sampling_that_has_too_little_gets_workers_and_too_much_loses_them
     spent = iter([OperationLedger(decode=1, backward=2), OperationLedger(decode=6, backward=2)])
     async with running(tmp_path) as run:
         compute = run.config.compute.model_copy(update={"share": 0.5, "most_workers": 3})
-        sharing = Sharing(run.config.model_copy(update={"compute": compute}), lambda *_: None, spent.__next__)
-        write_wish(run.place.scale, 1)
+        sharing = ShareController(run.config.model_copy(update={"compute": compute}), lambda *_: None, spent.__next__)
+        write_requested(run.place.scale, 1)
         await until(lambda: rollouts(run) == {"rollout"})
         assert await sharing.look() == 2
         await until(lambda: rollouts(run) == {"rollout", "rollout-2"} and run.worker("rollout-2").was_ready)
@@ -223,4 +223,4 @@ def rollouts(run):
 
 @pytest.mark.parametrize(("words", "threads"), [([], 1), (["ray.cpus={serve=3.5}"], 3), (["engine.threads=2"], 2)])
 def test_an_engine_on_a_node_takes_no_more_cores_than_are_reserved_for_it(words, threads):
-    assert up._reserved(load(None, words)).engine.threads == threads
+    assert up._with_reserved_threads(load(None, words)).engine.threads == threads

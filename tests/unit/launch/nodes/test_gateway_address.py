@@ -18,7 +18,7 @@ EVERYWHERE, REACHED = "http://0.0.0.0:8321", "http://10.0.0.7:8321"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(ray_cluster, "EVERY_S", 0.05)
+    monkeypatch.setattr(ray_cluster, "POLL_S", 0.05)
     monkeypatch.setattr(ray_cluster, "own_command", lambda *words: (sys.executable, "-S", "-c", PROGRAM, *words))
 
 

@@ -18,7 +18,7 @@ from ostinato.status.gateway_address import read_address
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(ray_cluster, "EVERY_S", 0.05)
+    monkeypatch.setattr(ray_cluster, "POLL_S", 0.05)
     monkeypatch.setattr(ray_cluster, "own_command", lambda *words: (sys.executable, "-S", "-c", PROGRAM, *words))
 
 

@@ -1,7 +1,7 @@
-"""`ostinato demo worlds`: from nothing to (simulated) people. A model trains in a world, a bar judges it, a canary tries it, it goes live.
+"""`ostinato demo worlds`: a cold start. A model trains in a world, must clear a quality bar and a canary on simulated users, and goes live.
 
-Some users get the base model all the time: that is a start without the worlds. Nothing is learned from users here, so the difference
-between the two is what the world taught.
+A control arm of users always gets the base model. Nothing is learned from users here, so the difference between the arms is what the
+model learned in the world.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from ostinato.worlds.tasks.tasksets import save
 
 PROVING = ("serve", "release")
 DRAWS = 2
-"""Tries at each held-out task in the last measurement."""
+"""Tries at each held-out task in the final measurement."""
 _LOOK_S = 0.5
 _MOST_LINES = 1 << 24
 
 
 def worlds_demo_overrides(seed: int, directory: Path | None) -> tuple[str, ...]:
-    """The demo's settings, as `--set` words; the command line's own settings come later and win."""
+    """Return the demo's settings as `--set` words. The command line's own settings override them."""
     place = directory or Path("runs") / f"demo-worlds-{seed}"
     tasks = (place / "functions.jsonl").absolute()
     return (
@@ -70,24 +70,24 @@ def worlds_demo_overrides(seed: int, directory: Path | None) -> tuple[str, ...]:
         "learn.publish_every=1",  # the last step's weights are the candidate
         "learn.checkpoint_every=10",
         # the bar and the gate
-        f"evaluate.bars=[{{{as_override('taskset', str(tasks))}, at_least=0.15}}]",  # the base model solves as much and does not clear it
+        f"evaluate.bars=[{{{as_override('taskset', str(tasks))}, at_least=0.15}}]",  # the base model's rate, too low to clear the bar
         "evaluate.suite=demo",
         "evaluate.gate.margin=0.1",
         "evaluate.gate.total_margin=0.1",
-        "evaluate.gate.candidates_per_week=1",  # one in the demo's whole life
+        "evaluate.gate.candidates_per_week=1",  # one in the whole demo
         "evaluate.gate.sealed_share=0.0",
         "evaluate.gate.first_draws=4",
         "evaluate.gate.max_draws=4",
         "evaluate.runner.concurrency=48",
         f"evaluate.runner.seed={seed}",
-        # the candidate's way to users
+        # canary and trial on users
         "serve.control_share=0.3",
         f"serve.arm_salt='demo-worlds-{seed}'",
         "reward.options={window=10.0}",
         "release.canary=true",
         "release.cooldown_s=60.0",
         "release.outcomes.maturity_s=10.0",
-        # a few minutes have no tail to speak of, and so few turns say little about rare events
+        # a few minutes with few turns say little about tail latency and rare events
         "release.metrics=[{name='latency_p99', role='diagnostic'}, {name='feedback_coverage', tolerance=0.1}]",
         "release.trial.slot_s=10.0",
         "release.trial.shares=[0.5]",  # fifty users are too few for a ramp
@@ -102,19 +102,19 @@ def worlds_demo_overrides(seed: int, directory: Path | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How the time is divided: seconds of training in the world, and seconds with users."""
+    """The division of time: seconds of training in the world, and seconds with users."""
 
     training_s: float
     users_s: float
 
     @classmethod
     def of(cls, minutes: float, training: float) -> Plan:
-        """Divide the minutes; `training` is the world's share of them."""
+        """Divide the minutes. `training`: the share of training in the world."""
         return cls(training_s=60.0 * minutes * training, users_s=60.0 * minutes * (1.0 - training))
 
 
 async def demo_worlds(config: Config, *, seed: int, plan: Plan, out: Path, console: Console) -> None:
-    """Train in the world, judge, try, serve; write report.html and report.json into `out`.
+    """Train in the world, evaluate, run the canary and serve; write report.html and report.json into `out`.
 
     Raises Conflict if the same demo is running, NoSignal if there was no time for a step, WorkerFailed if a worker fails for good.
     """
@@ -140,7 +140,7 @@ async def demo_worlds(config: Config, *, seed: int, plan: Plan, out: Path, conso
 
 
 async def _train(launched: Launched, seconds: float, console: Console) -> None:
-    """Train in the world for `seconds` from when the gateway answers, and print a line per step."""
+    """Train in the world for `seconds` after the gateway is ready, and print a line per step."""
     with console.status("starting") as status:
         await launched.during(served(launched, status, ("live", "control", Arm.WORLD.value)))
     say(console, f"training in the world for {seconds / 60:.1f} minutes")
@@ -163,7 +163,9 @@ async def _prove(
     out: Path,
     console: Console,
 ) -> None:
-    """Judge, try, serve, measure and report the candidate. If it is below the bar there are no users. `times`: training's begin and end."""
+    """Evaluate the candidate, serve it to users if it clears the bar, measure it and write the report. `times`: training's start and
+    end.
+    """
     observer = RunObserver(home(config), log)
     with console.status("starting") as status:
         url = await served(launched, status, ("live", "control"))
@@ -200,7 +202,7 @@ async def _prove(
 
 
 async def _judged(observer: RunObserver, candidate: PolicyVersion) -> bool:
-    """Wait for the verdict; True if the candidate may meet users."""
+    """Wait for the verdict. Return True if the candidate may be served to users."""
     while True:
         seen = await observer.look()
         said = {event.action for event in seen.releases if event.policy == candidate}
@@ -210,7 +212,7 @@ async def _judged(observer: RunObserver, candidate: PolicyVersion) -> bool:
 
 
 async def _solved(config: Config, seed: int, candidate: PolicyVersion, url: str) -> Solved:
-    """Measure what base and candidate solve of the held-out tasks. The candidate answers in the slot in which it was judged."""
+    """Evaluate base and candidate on the held-out tasks. The candidate answers in the evaluation slot."""
     config = with_final_seed(config, seed)
     base = await open_follower(config).resolve("control")
     assert base is not None
@@ -223,7 +225,7 @@ async def _solved(config: Config, seed: int, candidate: PolicyVersion, url: str)
 
 @contextlib.asynccontextmanager
 async def _rewarded(config: Config, log: Log) -> AsyncGenerator[None]:
-    """Reward users' turns inside the block, as the trainer would, but learn nothing. Raises what the rewarding raised."""
+    """Compute rewards of users' turns inside the block, as the trainer would, but learn nothing. Raises what that raised."""
     with contextlib.closing(open_roles(config).take("train")):
         asker = asker_of(config.reward)
         await asker.open()

@@ -1,6 +1,6 @@
-"""How true a simulation is (the sim-to-real gap): `ostinato worlds observe` and `episodes`, of machines and of what the model was shown.
+"""The sim-to-real gap. `ostinato worlds observe` and `episodes`: collect observations of machines and of what the model was shown.
 
-`ostinato worlds probe`: a table of what gives a simulation away.
+`ostinato worlds probe`: a classifier two-sample test between production and simulation, with the features that tell them apart.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ostinato.app.storage import existing_home, open_run, rows_of
 from ostinato.config import Config
 from ostinato.core.errors import NotFound, StorageFull
 from ostinato.core.records import Arm, Turn
-from ostinato.launch.views.page import Spelling
+from ostinato.launch.views.page import LazyTokenBytes
 from ostinato.launch.views.screen import plain, say
 from ostinato.worlds.fidelity.look import look
 from ostinato.worlds.fidelity.observation import Observation, of_turns
@@ -31,14 +31,14 @@ from ostinato.worlds.fidelity.probe import BOUND, FEWEST, ProbeResult, tell_apar
 
 
 def observation_of_this(group: str) -> str:
-    """An observation of this machine, as a line."""
+    """Return an observation of this machine as a JSON line."""
     return Observation(group=group or _hashed(platform.node()), features=look()).line()
 
 
 async def write_episodes(
     config: Config, whose: Literal["people", "world"], out: Path, most: int, console: Console
 ) -> None:
-    """Write the newest episodes of a run, oldest first. Raises NotFound if there are none, StorageFull."""
+    """Write the `most` newest episodes of a run to `out`, oldest first. Raises NotFound if there are none, StorageFull."""
     existing_home(config)
     episodes: defaultdict[str, list[Turn]] = defaultdict(list)
     with open_run(config) as run:
@@ -49,7 +49,7 @@ async def write_episodes(
                     del episodes[next(iter(episodes))]
     if not episodes:
         raise NotFound(f"the log has no turns of {whose}; serve some first")
-    pieces = Spelling(config)
+    pieces = LazyTokenBytes(config)
     lines = [of_turns(turns, pieces, _group(turns[0])).line() for turns in episodes.values()]
     try:
         out.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -63,7 +63,7 @@ def _wanted(turn: Turn, whose: str) -> bool:
 
 
 def _group(turn: Turn) -> str:
-    """The group of a turn: the rollouts of a task, or the episodes of a person, who is not named."""
+    """Return a turn's group: that of its rollouts of one task, or a hash of its person."""
     return turn.group or _hashed("\0".join(turn.person))
 
 
@@ -74,7 +74,7 @@ def _hashed(text: str) -> str:
 # ---------------------------------------------------------------- probing
 
 
-_SURE = 0.05
+_SIGNIFICANT_P = 0.05
 
 
 def show_probe(
@@ -87,7 +87,7 @@ def show_probe(
     same_prompts: bool = False,
     machine: bool,
 ) -> None:
-    """Compare both sides and print the result. `same_prompts`: use only prompts that both were given. Raises NotFound, BadRequest."""
+    """Compare both sides and print the result. `same_prompts`: use only prompts that both sides have. Raises NotFound, BadRequest."""
     matched, first, second = None, read_observations(production), read_observations(simulation)
     if same_prompts:
         matched = match_prompts(first, second, seed=seed)
@@ -111,14 +111,14 @@ def show_probe(
     for column in table.columns:
         column.overflow = "fold"
     for tell in found.tells[:tells]:
-        style = "bold" if tell.p < _SURE else "dim"
+        style = "bold" if tell.p < _SIGNIFICANT_P else "dim"
         words = (plain(tell.name), f"{tell.auc:.3f}", f"{tell.p:.2g}", tell.production, tell.simulation)
         table.add_row(*(Text(word, style) for word in words))
     console.print(table)
 
 
 def verdict(found: ProbeResult) -> str:
-    """The verdict in words, for an operator."""
+    """Return the verdict in words, for an operator."""
     units = "independent pairs" if found.paired else "groups on each side"
     aside = ", the task mix set aside" if found.paired else ""
     if found.too_few:

@@ -1,7 +1,7 @@
-"""`ostinato worlds run`: tries each task a number of times with the weights of a run, and shows how much was solved.
+"""`ostinato worlds run`: evaluates a version on tasks, with k tries each: pass@1 and best-of-k.
 
-The weights are found by name, put into a slot of a gateway, and held there. The results come from the records of the rollouts: pass@1
-and best-of-k with intervals, by split and family. `ostinato worlds coverage` compares the held-out tasks by checkpoint.
+The version is loaded into a slot of a gateway and pinned there. The rates come from the records of the rollouts, with confidence intervals,
+by split and family. `ostinato worlds coverage` compares checkpoints on the held-out tasks.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedWeights:
-    """Weights in a slot of a gateway. `pinned`: nobody moves the slot meanwhile."""
+    """A version in a slot of a gateway. `pinned`: the slot does not change during the measurement."""
 
     url: str
     slot: str
@@ -74,16 +74,16 @@ class PlacedWeights:
 
 
 async def at_gateway(config: Config, work: Callable[[str], Coroutine[Any, Any, _T]], say: Callable[[str], None]) -> _T:
-    """Call `work` with the URL of the run's gateway and return its result. If no gateway is up, one is started for as long as that takes.
+    """Call `work` with the URL of the run's gateway and return its result. If no gateway is up, one is started for this call.
 
-    Raises BadConfig, WorkerFailed if the gateway cannot be started or fails for good, Conflict if the run is just being started.
+    Raises BadConfig, WorkerFailed if the gateway cannot be started or fails for good, Conflict if the run is being started.
     """
     place = home(config)
     if (url := read_address(place.address)) is not None:
         return await work(url)
     await check_start(config)
     check_same_model(config)
-    # the run's own settings file must stay what the run was started with
+    # the run's own settings file must keep the settings of its last start
     settings = place.root / "measuring.json" if place.config.exists() else place.config
     listening = config.model_copy(update={"listen": config.listen.model_copy(update={"port": 0})})
 
@@ -105,10 +105,10 @@ async def at_gateway(config: Config, work: Callable[[str], Coroutine[Any, Any, _
 
 @contextlib.asynccontextmanager
 async def place_weights(config: Config, url: str, release: str) -> AsyncGenerator[PlacedWeights]:
-    """Put the weights that `release` names (a ref, a number (v12), a root, or "newest") into a slot, and hold them there.
+    """Load the version that `release` names (a ref, a number (v12), a root, or "newest") into the evaluation slot and pin it there.
 
-    Candidates are evaluated in the same slot, so it is held only if no release worker is up. While a release worker is up, "newest" is
-    whatever the slot for worlds holds, which may move, and Conflict is raised for any other version or if there is no such slot. Raises
+    The release worker uses the same slot for candidates, so a version can be pinned only while none is up. While one is up, "newest" means
+    the version in the slot for worlds, which may change; Conflict is raised for any other version, or if there is no such slot. Raises
     NotFound, BadRequest.
     """
     place = home(config)
@@ -136,7 +136,7 @@ async def place_weights(config: Config, url: str, release: str) -> AsyncGenerato
 
 
 async def newest(config: Config) -> str:
-    """The ref of the newest version: the highest number among those of rollouts, candidates and users. Raises NotFound."""
+    """Return the ref of the newest version: the highest number among those of worlds, candidate and live. Raises NotFound."""
     follower = open_follower(config)
     found = [(policy, ref) for ref in _NEWEST_REFS if (policy := await follower.resolve(ref)) is not None]
     if not found:
@@ -156,12 +156,12 @@ async def _unpinned(config: Config, url: str) -> PlacedWeights:
 
 
 async def _put_back(config: Config, value: str | None) -> None:
-    """Give the slot back what it held before, or weights that are loaded anyway."""
+    """Restore the slot's earlier version. If it had none, `value` is the live version, which is loaded anyway."""
     if value is not None:
         await point_ref(open_store(config), EVALUATION_REF, value)
 
 
-# ---------------------------------------------------------------- figures
+# ---------------------------------------------------------------- pass rates
 
 
 MOST_FAMILIES = 12
@@ -171,8 +171,8 @@ _NONE = "\N{EN DASH}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolvedTasks:
-    """Results for one kind of tasks. `family` "": all of the split. `first` is over tasks with a graded try, `best` over tasks with k of
-    them; None: there is no such task. `value` is the mean value of the tries, with tasks as clusters.
+    """Results for a split, or for one family of it. `family` "": the whole split. `first` (pass@1) is over tasks with a graded try, `best`
+    (best-of-k) over tasks with k of them; None if there is no such task. `value`: the mean value of the tries, clustered by task.
     """
 
     split: Split
@@ -184,7 +184,7 @@ class SolvedTasks:
 
 
 def solved(records: Sequence[Finished], k: int) -> list[SolvedTasks]:
-    """A row for each split, followed by a row for each of its families if there are 2 to `MOST_FAMILIES`."""
+    """Return a row per split, each followed by a row per family if the split has 2 to `MOST_FAMILIES` families."""
     rows: list[SolvedTasks] = []
     for split in Split:
         theirs = [record for record in records if record.split is split]
@@ -198,7 +198,7 @@ def solved(records: Sequence[Finished], k: int) -> list[SolvedTasks]:
 
 
 def answered_by(records: Iterable[Finished]) -> Counter[tuple[PolicyVersion | None, PolicyVersion | None]]:
-    """How many rollouts each pair of oldest and newest weights made."""
+    """Count the rollouts by their (oldest, newest) version."""
     return Counter((record.policy, record.policy_last) for record in records)
 
 
@@ -229,7 +229,7 @@ def _row(records: Sequence[Finished], split: Split, family: str, k: int) -> Solv
 
 
 def figures_json(records: Sequence[Finished], k: int, policy: PolicyVersion, *, whole: bool) -> dict[str, Any]:
-    """All figures, as JSON's types. `whole`: the measurement was not stopped early."""
+    """Return all figures in JSON types. `whole`: the measurement was not stopped early."""
     answered = [
         {"policy": None if first is None else asdict(first), "policy_last": None if last is None else asdict(last)}
         | {"rollouts": count}
@@ -248,7 +248,7 @@ def figures_json(records: Sequence[Finished], k: int, policy: PolicyVersion, *, 
 
 
 def show_figures(records: Sequence[Finished], k: int, policy: PolicyVersion, console: Console) -> None:
-    """Print the same figures for people. Rollouts that were not made by `policy` alone are pointed out, not left out."""
+    """Print the same figures for people. Rollouts that `policy` did not make alone are highlighted, not left out."""
     names = ["split", "family", "tasks", "tries", "pass@1", *[f"best of {k}"] * (k > 1), "value"]
     table = Table(*names, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.columns[2].justify = table.columns[3].justify = "right"
@@ -280,7 +280,7 @@ def _share(mean: ItemMean | None) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureOptions:
-    """What to measure. `split` "all": every task; `limit` 0: no limit; `out`: a further file for the records."""
+    """Options of a measurement. `split` "all": every task; `limit` 0: no limit; `out`: an additional file for the records."""
 
     file: Path
     split: str = Split.HELD_OUT.value
@@ -292,9 +292,9 @@ class MeasureOptions:
 
 
 async def run_tasks(config: Config, asked: MeasureOptions, console: Console) -> None:
-    """Measure, and print the results. Ctrl-C ends it early, with the figures of the rollouts that had ended.
+    """Measure and print the results. Ctrl-C stops early and prints the figures of the finished rollouts.
 
-    Raises BadConfig for a taskset without such tasks, NotFound or Conflict for weights that are not available, StorageFull.
+    Raises BadConfig for a taskset without such tasks, NotFound or Conflict for a version that is not available, StorageFull.
     """
     tasks = load(asked.file.expanduser())
     chosen = chosen_tasks(tasks, asked.split, asked.limit, config.worlds.seed)
@@ -324,7 +324,7 @@ async def run_tasks(config: Config, asked: MeasureOptions, console: Console) -> 
 
 
 async def _note(config: Config, tasks: Taskset, records: Sequence[Finished], k: int) -> None:
-    """Raise alarms in the run's log if a rollout cheated, or if the measurements of this taskset taken together call for an alarm."""
+    """Raise alarms in the run's log if a rollout cheated, or if all measurements of this taskset together show a loss of coverage."""
     watch = CheatWatch(config.worlds.cheat_quiet)
     for record in records:
         watch.take(record)
@@ -335,7 +335,7 @@ async def _note(config: Config, tasks: Taskset, records: Sequence[Finished], k: 
 
 
 def chosen_tasks(tasks: Taskset, split: str, limit: int, seed: int) -> list[Task]:
-    """The tasks of a split ("all": every task), in the file's order; if over `limit`, those that the seed draws. Raises BadConfig."""
+    """Return the tasks of a split ("all": every task) in the file's order; at most `limit`, drawn by the seed. Raises BadConfig."""
     found = [task for task in tasks.tasks if split in ("all", task.split.value)]
     if not found:
         raise BadConfig(f"{tasks.name}: no task has the split {split!r}; `ostinato worlds show` lists the splits")
@@ -348,7 +348,7 @@ def chosen_tasks(tasks: Taskset, split: str, limit: int, seed: int) -> list[Task
 async def _measured(
     config: Config, asked: MeasureOptions, tasks: Taskset, chosen: list[Task], shop: Workshop, console: Console
 ) -> list[Finished]:
-    """Measure until all rollouts have ended or somebody stops it; returns the records of those that ended."""
+    """Measure until all rollouts have ended or it is stopped. Return the records of the finished rollouts."""
     settings, records = config.worlds, list[Finished]()
     measurement = Measurement(
         chosen,
@@ -362,7 +362,7 @@ async def _measured(
     )
     columns = ("{task.fields[so_far]}", TimeElapsedColumn(), TimeRemainingColumn())
     bar = counting_bar(*columns, console=console, disable=asked.machine)
-    with bar, _keeping(config, asked.out) as keep:
+    with bar, _record_writer(config, asked.out) as keep:
         line = bar.add_task("rollouts", total=asked.tries * len(chosen), so_far="")
 
         async def work() -> None:
@@ -394,8 +394,8 @@ async def _until_stopped(work: Coroutine[Any, Any, None]) -> None:
 
 
 @contextlib.contextmanager
-def _keeping(config: Config, out: Path | None) -> Generator[Callable[[str], None]]:
-    """A function that appends a line to the run's own file and to `out`. Raises StorageFull if `out` cannot be opened for writing."""
+def _record_writer(config: Config, out: Path | None) -> Generator[Callable[[str], None]]:
+    """Yield a function that appends a line to the run's own file and to `out`. Raises StorageFull if `out` cannot be opened."""
     own = progress.Progress(home(config).finished, progress.kept_bytes(config))
     with contextlib.ExitStack() as leaving:
         try:
@@ -417,7 +417,7 @@ def _keeping(config: Config, out: Path | None) -> Generator[Callable[[str], None
 
 
 def show_coverage(rollouts: Path, k: int, console: Console, *, machine: bool) -> None:
-    """Print a line per checkpoint. Raises NotFound, and BadRequest naming the line that is wrong."""
+    """Print a line per checkpoint. Raises NotFound, and BadRequest that names the invalid line."""
     if k < 2:
         raise BadRequest(f"-k {k}: the best of one try is the first; give 2 or more", field="k")
     rows = covered(read_attempts(rollouts), k)
@@ -442,7 +442,7 @@ def show_coverage(rollouts: Path, k: int, console: Console, *, machine: bool) ->
 
 
 def read_attempts(path: Path) -> list[ScoredAttempt]:
-    """The graded rollouts of held-out tasks that a single known checkpoint made. Raises NotFound, BadRequest."""
+    """Read the graded rollouts of held-out tasks that a single, known checkpoint made. Raises NotFound, BadRequest."""
     try:
         lines = lines_of(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
@@ -455,13 +455,18 @@ def read_attempts(path: Path) -> list[ScoredAttempt]:
     for number, line in enumerate(lines, start=1):
         try:
             row: dict[str, Any] = json.loads(line)
-        except ValueError:  # cut short by a kill or a full disk, or the empty line after such a line
+        except ValueError:  # truncated by a kill or a full disk, or the empty line after such a line
             continue
         try:
-            made: dict[str, Any] | None = row["policy"]
-            alone = made == row.get("policy_last", made)
-            if row["split"] == Split.HELD_OUT.value and row["value"] is not None and made is not None and alone:
-                policy = PolicyVersion(number=int(made["number"]), hash=str(made["hash"]))
+            row_policy: dict[str, Any] | None = row["policy"]
+            by_one_version = row_policy == row.get("policy_last", row_policy)
+            if (
+                row["split"] == Split.HELD_OUT.value
+                and row["value"] is not None
+                and row_policy is not None
+                and by_one_version
+            ):
+                policy = PolicyVersion(number=int(row_policy["number"]), hash=str(row_policy["hash"]))
                 task, family, value = str(row["task"]), str(row["family"]), float(row["value"])
                 if not 0.0 <= value <= 1.0:
                     raise ValueError(f"value {value:g} is not in [0, 1]")

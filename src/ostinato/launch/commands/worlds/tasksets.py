@@ -1,7 +1,7 @@
-"""Tasks of simulated worlds. `ostinato worlds show`: what a taskset holds. `ostinato worlds build`: turns published packages into tasks.
+"""`ostinato worlds show`: the contents of a taskset. `ostinato worlds build`: turns published packages into tasks.
 
-`ostinato worlds plan-burst`: three ways to place a burst of sandboxes, side by side, with all assumptions. `ostinato worlds grade`: grades
-what somebody wrote for a task, as a rollout is graded.
+`ostinato worlds plan-burst`: simulates three ways to place a burst of sandboxes, with all assumptions. `ostinato worlds grade`: grades a
+solution that somebody wrote by hand like a rollout.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ostinato.worlds.unified_diff import patched
 if TYPE_CHECKING:
     from ostinato.worlds.building.package_build import PackageYield
 
-# ---------------------------------------------------------------- what a taskset holds
+# ---------------------------------------------------------------- contents of a taskset
 
 
 def show_taskset(file: Path, console: Console) -> None:
@@ -71,7 +71,7 @@ def show_taskset(file: Path, console: Console) -> None:
 
 
 def shared_packages(taskset: Taskset) -> list[str]:
-    """The packages (`about.package`, by their canonical names) that have tasks in both splits."""
+    """Return the packages (`about.package`, by canonical name) that have tasks in both splits."""
     taught, held_out = (
         {canonical(task.about["package"]) for task in taskset.tasks if task.split is split and "package" in task.about}
         for split in (Split.TRAIN, Split.HELD_OUT)
@@ -121,10 +121,10 @@ def _check_installed() -> None:
 async def build_tasks(
     packages: Sequence[str], held_out: Sequence[str], out: Path, cache: Path, config: BuildConfig, console: Console
 ) -> None:
-    """Build tasks, write the taskset, and print each package's yield. Tasks of `held_out` packages are measured with, never trained on.
+    """Build tasks, write the taskset, and print each package's yield. Tasks of `held_out` packages serve evaluation only, never training.
 
-    Raises BadConfig if libcst is missing, SandboxRefused if this machine cannot isolate, BadRequest if no package is named or none gave a
-    task.
+    Raises BadConfig if libcst is missing, SandboxRefused if this machine cannot sandbox code, BadRequest if no package is named or none
+    gave a task.
     """
     if not packages:
         raise BadRequest("name a package, as in `ostinato worlds build tabulate --out tasks.jsonl`", field="package")
@@ -164,7 +164,7 @@ async def build_tasks(
 async def _one(
     place: BuildPlace, config: BuildConfig, package: str, split: Split, splits: dict[str, Split], bar: Progress
 ) -> PackageYield:
-    """Build one package. `splits` holds the splits of the packages so far; raises BadRequest if this one is in the other split already."""
+    """Build one package. `splits`: the splits of the packages so far. Raises BadRequest if this package is already in the other split."""
     line = bar.add_task(plain(package), total=1.0, found=0)
 
     def progress(what: str, found: int, share: float) -> None:
@@ -172,7 +172,7 @@ async def _one(
 
     try:
         progress("fetching it", 0, 0.0)
-        from ostinato.worlds.building.package_build import PackageBuild  # here, because it needs libcst
+        from ostinato.worlds.building.package_build import PackageBuild  # imported here, since it needs libcst
 
         build = PackageBuild(place, config, await fetch_sdist(package), package, split)
         if splits.setdefault(canonical(build.tree.name), split) is not split:
@@ -185,7 +185,7 @@ async def _one(
 
 
 def yields_table(built: Sequence[PackageYield]) -> Table:
-    """A line per package: its suite, its tasks by kind, CPU seconds, tasks per CPU hour."""
+    """Return a table with a row per package: its test suite, its tasks by kind, CPU seconds, tasks per CPU hour."""
     names = ("package", "tests", "suite CPU s", *_KINDS, "CPU s", "an hour")
     table = Table(*names, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for each in built:
@@ -201,7 +201,7 @@ def yields_table(built: Sequence[PackageYield]) -> Table:
 
 
 def reasons(each: PackageYield) -> str:
-    """Why other changes of a package were left out, the most frequent reason first."""
+    """Return why changes of a package were left out, the most frequent reason first."""
     left_out = Counter({why: count for why, count in each.fates.items() if why != "valid" and count > 0})
     return "; ".join(f"{count} {why}" for why, count in left_out.most_common())
 
@@ -212,7 +212,7 @@ def reasons(each: PackageYield) -> str:
 def show_burst(
     sandboxes: int, clusters: int, nodes: int, lose_after: float | None, seed: int, console: Console, *, machine: bool
 ) -> None:
-    """Simulate each way and print a line for it. Raises BadRequest."""
+    """Simulate each packing strategy and print a line for it. Raises BadRequest."""
     fleet, burst = Fleet(clusters=clusters, nodes=nodes), Burst(sandboxes=sandboxes, lose_region_at=lose_after)
     found = [simulate(fleet, burst, packing, seed) for packing in Packing]
     if machine:
@@ -240,16 +240,16 @@ def show_burst(
         say(console, f"  {line}", "dim")
 
 
-# ---------------------------------------------------------------- answers that somebody wrote
+# ---------------------------------------------------------------- grading by hand
 
 BY_HAND = "by-hand"
 _MOST_FILES = 10_000
 
 
 async def grade_changes(config: Config, file: Path, task: str, changes: Path, console: Console) -> bool:
-    """Grade a directory with changed files, a unified diff (.patch, .diff), or a text as the last message. True if it is solved.
+    """Grade a solution: a directory with changed files, a unified diff (.patch, .diff), or a text as the last message.
 
-    Raises BadConfig, NotFound; BadRequest for a diff that does not fit.
+    Returns True if it solves the task. Raises BadConfig, NotFound, and BadRequest for a diff that does not apply.
     """
     tasks = load(file.expanduser())
     found = _task(tasks, task)
@@ -270,7 +270,7 @@ async def grade_changes(config: Config, file: Path, task: str, changes: Path, co
 
 
 def changes_in(directory: Path) -> tuple[Change, ...]:
-    """Every file and link below a directory, as changes. Raises BadRequest for more than 10,000."""
+    """Return every file and symbolic link below a directory as a change. Raises BadRequest for more than 10,000."""
     found: list[Change] = []
     for top, folders, files in os.walk(directory):
         for name in sorted([*files, *(each for each in folders if (Path(top) / each).is_symlink())]):

@@ -1,4 +1,4 @@
-"""`ostinato train --world FILE`: gateway, trainer and rollouts under one supervisor, with a line per step from the workers' progress."""
+"""`ostinato train --world FILE`: gateway, trainer and rollout worker under one supervisor, with a line per step."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from ostinato.launch.workers.shutdown import until_stopped
 from ostinato.record.roles import hold
 from ostinato.status.progress_lines import Lines
 
-# ---------------------------------------------------------------- what a reader sees of training
+# ---------------------------------------------------------------- progress lines
 
 
 RECENT_STEPS = 20
-# all groups drawn, including those that no step uses because all their rollouts have the same reward
+# counts all groups, including those that no step uses because all their rollouts have the same reward
 RECENT_GROUPS = 64
 
 
 def idle_share(steps: Sequence[Mapping[str, Any]]) -> float:
-    """The share of the time from the first step's end to the last one's in which a trainer waited for something to learn from, by its step
-    lines, oldest first; 0 before the second step.
+    """Return the share of time between the first and the last step's end in which the trainer waited for input; 0 before the second step.
+
+    `steps`: its progress lines about steps, oldest first.
     """
     if len(steps) < 2:
         return 0.0
@@ -41,8 +42,8 @@ def idle_share(steps: Sequence[Mapping[str, Any]]) -> float:
 
 
 class WorldScreen:
-    """Folds the progress lines of the trainer and the rollout worker into the lines shown. `step` is the last step taken, `stored` the
-    last one whose version is stored.
+    """Turns progress lines of the trainer and the rollout worker into lines for the terminal. `step`: the last step taken; `stored`: the
+    last step whose version is stored.
     """
 
     def __init__(self) -> None:
@@ -53,7 +54,7 @@ class WorldScreen:
         self._shapes: deque[Mapping[str, Any]] = deque(maxlen=RECENT_GROUPS)
 
     def take(self, line: Mapping[str, Any]) -> list[str]:
-        """The lines to print for one progress line."""
+        """Take one progress line, and return the lines to print."""
         match line["kind"]:
             case "step":
                 self.step = max(self.step, int(line["step"]))
@@ -90,14 +91,14 @@ class WorldScreen:
 
 
 def _lengths(groups: Sequence[Mapping[str, Any]]) -> str:
-    """Over all rollouts of these groups: sampled tokens, turns and summaries per rollout, and the shares cut by a length or time limit or
-    ended by something other than the policy.
+    """Describe the rollouts of these groups: mean tokens, turns and summaries per rollout, and the shares that hit the length limit or the
+    time limit, or failed.
     """
     tokens = sorted(int(each) for group in groups for each in group["tokens"])
     if not tokens:
         return ""
     count = len(tokens)
-    ninth = tokens[-(-9 * count // 10) - 1]  # the smallest that nine tenths do not exceed
+    ninth = tokens[-(-9 * count // 10) - 1]  # 90th percentile
     turns = sum(int(each) for group in groups for each in group["turns"]) / count
     cut, late, failed = (sum(int(group[name]) for group in groups) / count for name in ("cut", "timeouts", "failed"))
     summaries = sum(int(group.get("summaries", 0)) for group in groups) / count
@@ -116,7 +117,7 @@ _LOOK_S = 0.5
 
 
 async def train_in_world(config: Config, steps: int, console: Console) -> None:
-    """Train until `steps` steps were taken, every task was drawn as often as it may be, or Ctrl-C.
+    """Train until `steps` steps were taken, every task was drawn `worlds.epochs` times, or Ctrl-C.
 
     Raises BadConfig, Conflict if the run is up already, WorkerFailed if a worker fails for good.
     """
@@ -138,9 +139,9 @@ async def train_in_world(config: Config, steps: int, console: Console) -> None:
 
 
 async def follow(launched: Launched, steps: int, stopping: asyncio.Event, console: Console) -> None:
-    """Show the workers' progress until enough was learned and stored, nothing more is left to learn from, or `stopping` is set."""
+    """Show the workers' progress until `steps` steps are stored, no rollouts are left to learn from, or `stopping` is set."""
     screen, sources = WorldScreen(), [Lines(launched.home.progress(worker)) for worker in ("rollout", "train")]
-    for lines in sources:  # of an earlier start
+    for lines in sources:  # lines of an earlier start are not shown
         for line in lines.new():
             screen.take(line)
     begun = screen.step
@@ -164,7 +165,7 @@ async def follow(launched: Launched, steps: int, stopping: asyncio.Event, consol
 
 
 def _show(console: Console, line: str) -> None:
-    """Print one line for people. If it cannot be written, as on a full disk, the workers go on all the same."""
+    """Print a line. An output that cannot be written, e.g. on a full disk, must not stop the workers."""
     with contextlib.suppress(OSError):
         say(console, line)
 
@@ -173,7 +174,7 @@ def _show(console: Console, line: str) -> None:
 
 
 def world_overrides(file: Path) -> tuple[str, ...]:
-    """The settings of a run that learns from a taskset, as `--set` words; the command line's own settings come later and win.
+    """Return the settings of a run that learns from a taskset, as `--set` words. The command line's own settings override them.
 
     Example: ``world_overrides(Path("tasks.jsonl")) == ('learn.source="worlds"', 'worlds.file="/home/ann/tasks.jsonl"')``
     """
@@ -181,7 +182,7 @@ def world_overrides(file: Path) -> tuple[str, ...]:
 
 
 def connect_overrides(url: str | None, cert: Path | None, key: Path | None, ca: Path | None) -> tuple[str, ...]:
-    """The settings of a worker for another machine's run, as `--set` words.
+    """Return the settings of a rollout worker for another machine's run, as `--set` words.
 
     Example: ``connect_overrides("https://t:8443", None, None, None) == ('worlds.connect.url="https://t:8443"',)``
     """

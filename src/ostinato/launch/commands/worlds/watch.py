@@ -1,4 +1,4 @@
-"""`ostinato worlds watch`: rollouts of a run as they happen, and one of them step by step. The page *Worlds* shows the same."""
+"""`ostinato worlds watch`: a run's rollouts as they happen, or one of them step by step. The page *Worlds* shows the same."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ async def watch_worlds(config: Config, console: Console, *, once: bool) -> None:
 
 
 async def show_rollout(config: Config, console: Console, *, task: str, episode: str) -> None:
-    """Print one rollout step by step, or the newest of a task. Raises NotFound."""
+    """Print one rollout (of `episode`, or the newest of `task`) step by step. Raises NotFound."""
     async with _facts(config, words=True) as facts:
         await print_rollout(facts, console, task=task, episode=episode)
 
 
 async def print_ended(facts: RunWorlds, seen: int, console: Console) -> int:
-    """Print a line for each of the newest rollouts that is numbered above `seen`; returns the highest number."""
+    """Print a line for each rollout numbered above `seen`. Return the highest number."""
     listed = (await facts.rollouts(RolloutQuery())).rows
     for line in reversed([each for each in listed if each.seq > seen]):
         console.print(line_about(line), soft_wrap=True)
@@ -59,7 +59,7 @@ async def print_ended(facts: RunWorlds, seen: int, console: Console) -> int:
 
 
 async def print_rollout(facts: RunWorlds, console: Console, *, task: str = "", episode: str = "") -> None:
-    """Print one rollout, or the newest of a task: its steps, its changes, its grading. Raises NotFound."""
+    """Print the steps, changes and grading of one rollout, or of the newest of a task. Raises NotFound."""
     if not episode:
         rows = (await facts.rollouts(RolloutQuery(task=task))).rows
         if not rows:
@@ -83,7 +83,7 @@ async def print_rollout(facts: RunWorlds, console: Console, *, task: str = "", e
 
 @contextlib.asynccontextmanager
 async def _facts(config: Config, *, words: bool = False) -> AsyncGenerator[RunWorlds]:
-    """The facts of a run that exists. `words`: decode tokens, too, which takes the model's tokenizer."""
+    """Open a run's facts about worlds. `words`: also decode tokens, which needs the model's tokenizer."""
     pieces, readers = _no_words, None
     if words:
         from ostinato.model.renderer import HFRenderer
@@ -105,7 +105,7 @@ def _no_words(_: int) -> bytes:
 
 
 def screen(now: WorldsNow, at: float) -> RenderableType:
-    """The overview: tasksets, groups under way, success by family, the newest rollouts, cheats."""
+    """Return the overview: tasksets, groups in progress, success by family, the newest rollouts, cheats."""
     pacing, groups = now.pacing, now.counts.groups
     parts: list[RenderableType] = []
     for each in now.tasksets:
@@ -132,7 +132,7 @@ def screen(now: WorldsNow, at: float) -> RenderableType:
 
 
 def line_about(line: RolloutLine) -> Text:
-    """One rollout in a line."""
+    """Return one line about a rollout."""
     how = _outcome(line)
     value = "not graded" if line.value is None else f"{line.value:g}"
     versions = "" if line.policy is None else f"  v{line.policy.number}"
@@ -170,7 +170,7 @@ def _share(share: SolvedShare | None) -> str:
 
 
 def _group(group: GroupUnderWay) -> Text:
-    """A mark for each member: + solved, - not, ! cheated, ? not graded, . under way."""
+    """Return one line about a group, with a mark per member: + solved, - failed, ! cheated, ? not graded, . in progress."""
     marks = {"cheated": "!", "solved": "+", "failed": "-"}
     over = [None if each.ended in ("waiting", "under way") else _outcome(each) for each in group.members]
     drawn = "".join("." if how is None else marks.get(how, "?") for how in over)
@@ -182,7 +182,7 @@ def _group(group: GroupUnderWay) -> Text:
 
 
 def head_of(detail: RolloutDetail) -> RenderableType:
-    """Which rollout it is, and the members of its group."""
+    """Return the heading of a rollout, with the members of its group."""
     line = detail.line
     told = [Text.assemble(("rollout ", "bold"), line_about(line)), Text(f"harness {plain(line.harness)}", "dim")]
     if len(detail.members) > 1:
@@ -192,7 +192,7 @@ def head_of(detail: RolloutDetail) -> RenderableType:
 
 
 def step_of(step: RolloutStep) -> RenderableType:
-    """One step: what was new to the model, and what it answered."""
+    """Return one step: the new part of the prompt, and the model's answer."""
     made = ", ".join(f"v{policy.number}" for policy in step.versions)
     head = f"--- turn {step.at + 1}  {plain(step.turn)}  {made}  {step.new} new of {step.prompt} tokens, {step.sampled} sampled"
     parts: list[RenderableType] = [Text(f"{head}  {step.finish}  {step.seconds:.1f} s", "bold")]
@@ -210,7 +210,7 @@ def step_of(step: RolloutStep) -> RenderableType:
 
 
 def outcome_of(detail: RolloutDetail) -> RenderableType:
-    """What the rollout changed, and how it was graded."""
+    """Return the files that a rollout changed, and its grading."""
     parts: list[RenderableType] = []
     for change in detail.changes:
         parts.append(Text(f"--- {plain(change.kind)} {plain(change.path)}", "bold"))
