@@ -383,7 +383,7 @@ class CallRoute:
         parse: parses a JSON body into a request, given the cache of the tenant's parsed items; raises BadRequest naming the field.
         writer: makes the writer of the answer. The renderer decodes tokens, if log-probabilities are wanted.
         errors: the dialect's format of errors.
-        overflow: formats the error of a streamed request whose prompt is too long as a stream; None: it is an HTTP error.
+        overflow: makes the stream that reports a prompt that is too long, for streamed requests; None: it is an HTTP error.
         default_tokens: the answer's token limit if the client sets none; None: the gateway's default.
         compacted: formats the whole answer to a request for a summary, in dialects that have such requests.
     """

@@ -75,8 +75,8 @@ _REPLAYED: Headers = [(b"idempotent-replayed", b"true")]
 class CallHandlers:
     """Answers model calls.
 
-    `intake` gets each turn that is in the log, and beforehand the ids of turns that will not be stored. `follow_ups` gets people's next
-    messages. `choices` holds people's consent.
+    `intake` gets each turn that is in the log, and before sampling the ids of turns whose text will not be stored. `follow_ups` gets
+    people's next messages. `choices` holds people's consent.
     """
 
     def __init__(self, parts: Parts, intake: Intake, follow_ups: FollowUps, choices: ConsentChoices) -> None:

@@ -43,7 +43,7 @@ class PreviousGone(BadRequest):
 
 
 class ItemGone(NotFound):
-    """The referenced item is not in memory, or belongs to somebody else; the client cannot tell which."""
+    """The referenced item is neither in memory nor restored from the log, or belongs to somebody else; the client cannot tell which."""
 
     code = "item_not_found"
 
