@@ -605,7 +605,7 @@ class CallHandlers:
     def _call(
         self, asked: CallContext, id: str, episode: str, question: EnginePrompt, failed: Collection[str]
     ) -> tuple[Call, Deal | None]:
-        """Return the call, and Auto's deal if it drew one. It refuses requests before the draw, so that every draw belongs to a call."""
+        """Return the call, and Auto's deal if it drew one. Only the token quota (`_at_engine`) may refuse a call after the draw."""
         request, caller, prompt = asked.request, asked.caller, question.prompt
         room = self._context - len(prompt.ids)
         conversation = question.conversation
