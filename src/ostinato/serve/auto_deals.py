@@ -52,7 +52,6 @@ class Deals:
 
     Raises:
         BadConfig: a key's variable is not set.
-        BadConfig: a key's variable is not set.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ class FairThread:
         self._waiting: InTurn[str, _Work] = InTurn()
         self._lock = threading.Lock()
         self._busy = False
-        self._first: SimpleQueue[_Work | None] = SimpleQueue()  # wakes an idle thread; None ends it
+        self._first: SimpleQueue[_Work | None] = SimpleQueue()  # hands work to the idle thread; None ends it
         self._thread: threading.Thread | None = None
 
     async def run(self, tenant: str, chars: int, work: Callable[[], _T]) -> _T:

@@ -119,7 +119,9 @@ class ServerInfo:
         await exchange.reply(200 if status == "ready" else 503, json_bytes({"status": status, **details}))
 
     async def metrics_page(self, exchange: Exchange) -> None:
-        """`GET /metrics` in Prometheus' text format: all metrics for operators, the metrics key or without keys, else the tenant's own."""
+        """`GET /metrics` in Prometheus' text format: only the tenant's own metrics, but all of them for an operator's key, for the metrics
+        key, and if no keys are configured.
+        """
         keys = self._parts.keys
         tenant = None
         if not keys.may_scrape(exchange.headers):

@@ -27,11 +27,11 @@ if TYPE_CHECKING:  # only gateways with outside models need it
 
 
 class Breaker:
-    """A circuit breaker over times that the caller gives. It opens after `failures` consecutive failures; after `rest_s` one call at a
-    time may probe the service. Success closes it; each further failure doubles the pause.
+    """A circuit breaker over times that the caller gives. It trips after `failures` consecutive failures; after `rest_s` one call at a
+    time may probe the service. Success resets it; each further failure doubles the pause.
 
     Args:
-        failures: consecutive failures until it opens.
+        failures: consecutive failures until it trips.
         rest_s: the first pause, in seconds.
         longest_s: the longest pause, in seconds.
 
@@ -58,7 +58,7 @@ class Breaker:
 
     @property
     def resting(self) -> bool:
-        """True from the failure that opens the breaker until a call succeeds."""
+        """True from the failure that trips the breaker until a call succeeds."""
         return self._until is not None
 
     @property
@@ -151,7 +151,7 @@ _CONNECT_S = 10.0
 _CHARS_PER_TOKEN = 64  # an answer longer than its token limit times this is refused
 _FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH}
 _OTHER_ENDS = frozenset({"content_filter", "tool_calls", "function_call"})
-# statuses below 500 that the service still is blamed for: the key, the URL, its limits
+# statuses below 500 that are still the service's fault: the key, the URL, its limits
 _OWN_FAULTS = frozenset({401, 403, 404, 408, 429})
 
 

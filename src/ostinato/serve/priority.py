@@ -208,7 +208,7 @@ class PeopleFirst:
 
     @asynccontextmanager
     async def machine(self, left_s: float | None) -> AsyncGenerator[None]:
-        """Run a machine's call once it may start. `left_s`: the time until its own deadline, a quarter of which it waits at most."""
+        """Wait until a machine's call may start. `left_s`: the time until its own deadline, of which at most a quarter is spent waiting."""
         if self._off:
             yield
             return

@@ -2,7 +2,7 @@
 progress, and reads of the metrics.
 
 Half of the capacity for samples in progress is shared by all tenants; the other half is reserved for the tenants in equal shares, so that
-one tenant's load never keeps another from starting a call.
+one tenant's load never keeps another from starting a call within its share.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ class RequestReader:
         return items if reply is None else _PreparsedItems(items, _ITEMS.decode(reply[1]))
 
     def count(self, data: bytes, most: int) -> PromptLength | None:
-        """Return the length of a prompt of at most `most` characters. Raises BadRequest, TooLarge, Unavailable."""
+        """Return the length of a prompt; one of more than `most` characters is not tokenised. Raises BadRequest, TooLarge, Unavailable."""
         if len(data) < LONG_CHARS:
             return None
         reply = self._ask(ReaderJob(name="count", most=most, limits=self._limits), data)
@@ -492,16 +492,16 @@ class LongRenderer:
         return self._renderer.stop_ids()
 
     def chat(self, conversation: Conversation) -> list[int]:
-        """As `Renderer.chat`. Raises also Unavailable."""
+        """As `Renderer.chat`. Also raises Unavailable."""
         found = None if self._reader is None else self._reader.chat(conversation)
         return self._renderer.chat(conversation) if found is None else found
 
     def follow_up(self, conversation: Conversation, known: int) -> list[int]:
-        """As `Renderer.follow_up`. Raises also Unavailable."""
+        """As `Renderer.follow_up`. Also raises Unavailable."""
         found = None if self._reader is None else self._reader.follow_up(conversation, known)
         return self._renderer.follow_up(conversation, known) if found is None else found
 
     def encode(self, text: str) -> list[int]:
-        """As `Renderer.encode`. Raises also Unavailable."""
+        """As `Renderer.encode`. Also raises Unavailable."""
         found = None if self._reader is None else self._reader.encode(text)
         return self._renderer.encode(text) if found is None else found

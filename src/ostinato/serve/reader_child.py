@@ -53,7 +53,7 @@ REFUSALS: dict[str, type[BadRequest]] = {each.__name__: each for each in (BadReq
 
 class ReaderJob(msgspec.Struct, omit_defaults=True):
     """A request about the body that follows. `turn`: echoed by the answer; `limits`: JSON depth and values; `known`: for `follow`, the
-    number of known messages; `most`: for `count`, in characters.
+    number of leading messages up to the stored turn's answer; `most`: for `count`, the characters up to which the prompt is tokenised.
     """
 
     name: str

@@ -56,7 +56,7 @@ class Writes:
             await asyncio.wait(self._tasks)
 
     def failing(self) -> str | None:
-        """Return the error code of a write that failed within the last `FAILING_S`, "store_slow" if one hangs, or None if all is well."""
+        """Return "store_slow" while a write hangs, or the error code of the last write if it failed at most `FAILING_S` ago, or None."""
         now = self._clock()
         if self._tasks and now - next(iter(self._tasks.values())) > self._slow_s:
             return "store_slow"

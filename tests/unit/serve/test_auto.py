@@ -527,6 +527,22 @@ async def test_what_not_every_arm_can_do_is_refused_before_the_draw(outside, fie
         assert w.log.turns() == outside.bodies == []
 
 
+async def test_no_arm_is_drawn_for_a_call_whose_wish_for_adaptation_is_malformed(outside):
+    """Its episode would be bound to an arm by a draw that has no turn."""
+    draws = []
+
+    class Counted(Order):
+        def draw(self, available, place):
+            draws.append(available)
+            return super().draw(available, place)
+
+    async with auto_world(outside, Counted("far")) as w:
+        status, _, body = await w.chat({"x-ostinato-adapt": "maybe"}, **AUTO, user="ann")
+        assert (status, body["error"]["param"], len(draws)) == (400, "X-Ostinato-Adapt", 0)
+        assert (await w.chat(**AUTO, user="ann"))[0] == 200
+        assert len(draws) == 1
+
+
 async def test_completions_and_unknown_models_are_refused(outside):
     async with auto_world(outside) as w:
         status, _, body = await w.post("/v1/completions", {"model": "auto", "prompt": "hi"})

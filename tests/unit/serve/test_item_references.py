@@ -20,6 +20,7 @@ from ostinato.serve.dialects.responses import Responses, compaction_answer, pars
 from ostinato.testing.engine import FakeEngine, decode
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_turn
+from ostinato.testing.renderer import ByteRenderer
 
 READ = {
     "type": "function",
@@ -496,3 +497,20 @@ async def test_references_to_nothing_leave_nothing_to_answer():
         _, first = await ask(w, "one")
         status, body = await ask(w, [reference(first["output"][0])])
         assert (status, body["error"]["param"]) == (400, "input")
+
+
+def test_an_answer_that_is_forgotten_while_it_is_read_again_is_not_held():
+    """It is parsed on a thread, beside the event loop on which people are forgotten."""
+    store, request = ResponseStore(100_000), parse_responses({"model": "m", "input": "look"})
+    turn = a_turn(id="resp-7:0", user="ann", text="a secret", calls=())
+
+    class Forgetting(ByteRenderer):
+        def reader(self, conversation, turn_id):
+            store.forget(Forgotten(id="g", tenant="default", user="ann", key=1, at=turn.started_at + 1))
+            return super().reader(conversation, turn_id)
+
+    store.restore(turn, ["msg_resp-7_0"], request, ByteRenderer())
+    assert named(store, "msg_resp-7_0") == (Message(role=Role.ASSISTANT, text="a secret"),)
+    store.restore(turn, ["msg_resp-7_0"], request, Forgetting())
+    with pytest.raises(ItemGone):
+        named(store, "msg_resp-7_0")

@@ -281,16 +281,22 @@ def style_texts(
     return styles.texts(parts.arms.styled(caller.tenant, arm, slots), shared=arm is not Arm.BRANCH)
 
 
+def wants_steering(exchange: Exchange) -> bool:
+    """Return False if the call opts out of personalisation (X-Ostinato-Adapt). Raises BadRequest for a malformed header."""
+    wanted = exchange.text("X-Ostinato-Adapt")
+    if wanted not in (None, "on", "off"):
+        raise BadRequest("X-Ostinato-Adapt takes on or off.", field="X-Ostinato-Adapt")
+    return wanted != "off"
+
+
 def _may_steer(caller: Caller, placement: Placement, exchange: Exchange) -> bool:
     """Return True for named callers with consent who do not opt out, except on a named slot, the control arm or an outside model.
 
     Raises BadRequest for a malformed X-Ostinato-Adapt header.
     """
-    wanted = exchange.text("X-Ostinato-Adapt")
-    if wanted not in (None, "on", "off"):
-        raise BadRequest("X-Ostinato-Adapt takes on or off.", field="X-Ostinato-Adapt")
+    wanted = wants_steering(exchange)
     named = caller.user != ANONYMOUS and caller.slot is None
-    agreed = wanted != "off" and caller.consent in (Consent.ADAPT, Consent.YES)
+    agreed = wanted and caller.consent in (Consent.ADAPT, Consent.YES)
     return named and agreed and placement.assignment.arm not in (Arm.CONTROL, Arm.OUTSIDE)
 
 
@@ -383,7 +389,7 @@ class CallRoute:
         parse: parses a JSON body into a request, given the cache of the tenant's parsed items; raises BadRequest naming the field.
         writer: makes the writer of the answer. The renderer decodes tokens, if log-probabilities are wanted.
         errors: the dialect's format of errors.
-        overflow: formats the error of a streamed request whose prompt is too long as a stream; None: it is an HTTP error.
+        overflow: makes the stream that reports a prompt that is too long, for streamed requests; None: it is an HTTP error.
         default_tokens: the answer's token limit if the client sets none; None: the gateway's default.
         compacted: formats the whole answer to a request for a summary, in dialects that have such requests.
     """

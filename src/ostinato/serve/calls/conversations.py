@@ -133,6 +133,7 @@ AUTO = "auto"  # the arm in all scopes of Auto's calls, so that a conversation i
 _OVERHEAD = 32  # memory cost of an entry besides its ids, in ids
 _PER_LINE = 4  # ids of the budget for each line held in the summary index
 _MAX_PREFILL_GUESSES = 8  # most of a user's turns that are tried for a message that may begin with the client's prefill
+_NEWEST = 8  # a user's newest turns from the log, among which the parent of the next one is sought
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -386,7 +387,7 @@ class Sessions:
             return
         arm = turn.arm if turn.auto is None else AUTO
         cold = self._cold[_scope_hash(turn.tenant, turn.user, arm)]
-        before = next((entry for entry in reversed(cold[-_MAX_PREFILL_GUESSES:]) if entry.turn == turn.parent), None)
+        before = next((entry for entry in reversed(cold[-_NEWEST:]) if entry.turn == turn.parent), None)
         entry = self._entry(turn, before, text=turn.text)
         cold.append(entry)
         self._hold(entry)
@@ -433,7 +434,7 @@ class Sessions:
     def knows_cold(
         self, scope: ConversationScope, conversation: Conversation, chain: list[bytes], arms: Collection[str | None]
     ) -> bool:
-        """The same for turns of earlier processes. It only reads, and it renders the conversation."""
+        """Like `knows`, for turns of earlier processes. It only reads, and it renders the conversation."""
         spoken = _assistant_indices(conversation.messages)
         asked = PendingPrompt(
             scope=scope, conversation=conversation, chain=chain, plain=chain, spoken=spoken, known=0, entry=None

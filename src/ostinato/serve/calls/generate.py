@@ -26,7 +26,7 @@ from ostinato.core.records import Arm, Branch, Consent, Finish, Purpose, Turn, W
 from ostinato.serve.auth import Principal
 from ostinato.serve.auto_deals import Deal
 from ostinato.serve.calls.answer import STREAM, Answer, Deliveries
-from ostinato.serve.calls.caller import Caller, CallRoute, Senders, asks_auto, draw_arm, steering_of
+from ostinato.serve.calls.caller import Caller, CallRoute, Senders, asks_auto, draw_arm, steering_of, wants_steering
 from ostinato.serve.calls.capture import Call, Capture, EngineFailed, cache_salt, call_of_turns, replay
 from ostinato.serve.calls.compaction import SummaryTurn
 from ostinato.serve.calls.context import (
@@ -75,8 +75,8 @@ _REPLAYED: Headers = [(b"idempotent-replayed", b"true")]
 class CallHandlers:
     """Answers model calls.
 
-    `intake` gets each turn that is in the log, and beforehand the ids of turns that will not be stored. `follow_ups` gets people's next
-    messages. `choices` holds people's consent.
+    `intake` gets each turn that is in the log, and before sampling the ids of turns whose text will not be stored. `follow_ups` gets
+    people's next messages. `choices` holds people's consent.
     """
 
     def __init__(self, parts: Parts, intake: Intake, follow_ups: FollowUps, choices: ConsentChoices) -> None:
@@ -605,7 +605,7 @@ class CallHandlers:
     def _call(
         self, asked: CallContext, id: str, episode: str, question: EnginePrompt, failed: Collection[str]
     ) -> tuple[Call, Deal | None]:
-        """Return the call, and Auto's deal if it drew one. Refusals come before the draw, so that every draw belongs to a call."""
+        """Return the call, and Auto's deal if it drew one. Only the token quota (`_at_engine`) may refuse a call after the draw."""
         request, caller, prompt = asked.request, asked.caller, question.prompt
         room = self._context - len(prompt.ids)
         conversation = question.conversation
@@ -617,6 +617,7 @@ class CallHandlers:
             raise ContextExceeded(prompt=len(prompt.ids), answer=least, context=self._context, field=asked.route.field)
         placement, deal = asked.placement, None
         if placement is None:
+            wants_steering(asked.exchange)  # refuses a malformed header
             placement, deal = draw_arm(self._parts, caller.tenant, episode, failed)
         default = asked.route.default_tokens or self._parts.config.default_max_tokens
         if question.purpose is Purpose.COMPACTION:  # a truncated summary would stop the agent

@@ -43,7 +43,7 @@ class PreviousGone(BadRequest):
 
 
 class ItemGone(NotFound):
-    """The referenced item is not in memory, or belongs to somebody else; the client cannot tell which."""
+    """The referenced item is neither in memory nor restored from the log, or belongs to somebody else; the client cannot tell which."""
 
     code = "item_not_found"
 
@@ -136,16 +136,17 @@ class ResponseStore:
 
     def restore(self, turn: Turn, ids: Collection[str], request: Request, renderer: Renderer) -> None:
         """Cache an answer's items again, parsed from its turn, if all of `ids` are among them. `request`: offers the tools."""
-        forgotten = max(self._forgotten.get(turn.user, -math.inf), self._forgotten.get(None, -math.inf))
         # a summary's client got a signed compaction item, which is not in the log
-        lost = turn.purpose is Purpose.COMPACTION or turn.started_at <= forgotten or not is_whole(turn)
+        lost = turn.purpose is Purpose.COMPACTION or self._is_forgotten(turn) or not is_whole(turn)
         if not isinstance(request, ResponsesRequest) or lost:
             return
         items = next((items for items in _parsed_items(turn, request, renderer) if _ids(items).issuperset(ids)), None)
-        if items is not None:
-            self._items.put(
-                turn.id.rpartition(":")[0], _Items(turn.user, items), cost=len(turn.text) + _OVERHEAD * (1 + len(items))
-            )
+        if items is None:
+            return
+        id, cost = turn.id.rpartition(":")[0], len(turn.text) + _OVERHEAD * (1 + len(items))
+        self._items.put(id, _Items(turn.user, items), cost=cost)
+        if self._is_forgotten(turn):  # in the meantime, on the event loop
+            self._items.drop(lambda held: held.told is items)
 
     def known(self, request: ConversationRequest, user: str) -> Conversation:
         """Like `conversation`, but without what is no longer in memory."""
@@ -174,6 +175,9 @@ class ResponseStore:
         self._forgotten[row.user] = row.at
         self._kept.drop(lambda kept: row.covers((row.tenant, kept.user)))
         self._items.drop(lambda items: row.covers((row.tenant, items.user)))
+
+    def _is_forgotten(self, turn: Turn) -> bool:
+        return turn.started_at <= max(self._forgotten.get(turn.user, -math.inf), self._forgotten.get(None, -math.inf))
 
     def _keep(self, request: ResponsesRequest, id: str, kept: _Kept, told: Sequence[Message]) -> None:
         """Store an answer that consists of the messages `told`. Its items may still be unwritten, so their size is taken from `told`."""

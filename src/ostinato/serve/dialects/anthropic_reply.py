@@ -79,7 +79,7 @@ class Messages(Writer):
     def ending(self, index: int, finish: Finish, stop: str, closing: tuple[Counts, Json] | None) -> str:
         has_output = self._blocks > (self._heading.compacted is not None)
         data = self._close() if has_output else self._begin("text", '"text":""') + self._close()
-        if closing is None:  # never for the only answer
+        if closing is None:  # cannot happen: there is one answer, and the last one gets it
             return data
         counts, ostinato = closing
         last = {"delta": _stop_fields(finish, stop), **self._closing(counts), "ostinato": ostinato}
@@ -118,7 +118,7 @@ class Messages(Writer):
         return data + self._delta("input_json_delta", "partial_json", _input(call)) + self._close()
 
     def _switch(self, type: str, fields: str) -> str:
-        """The events that make a block of this type the open one; none if it is."""
+        """The events that make a block of this type the open one; "" if it already is."""
         return "" if self._open == type else self._close() + self._begin(type, fields)
 
     def _begin(self, type: str, fields: str) -> str:
@@ -171,8 +171,8 @@ def _compaction_block(block: CompactionBlock | None) -> Json:
 
 
 def _compaction_events(block: Json) -> str:
-    """The events of a compaction block, which is sent at once. Streams have no delta for its signature, which therefore stands in the
-    block's start, and again as `encrypted_content` in the delta.
+    """The events of a compaction block, which is sent in one piece. Streams have no delta for its signature, which is therefore sent with
+    the block's start, and again as `encrypted_content` in the delta.
     """
     token = block.get("signature") or block.get("encrypted_content")
     delta: Json = {"type": "compaction_delta", "content": block["content"], "encrypted_content": token}

@@ -48,7 +48,7 @@ def signature_invalid(field: str | None) -> CompactionRefused:
 
 
 def misplaced(field: str) -> CompactionRefused:
-    """Return the error for a block that is not the first."""
+    """Return the error for a block in the wrong place."""
     message = f"{field}: a compaction block must be the first block of the first message, and in no system message; move it there."
     return CompactionRefused("block_misplaced", message, field)
 

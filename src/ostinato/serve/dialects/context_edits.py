@@ -39,9 +39,8 @@ class Measure(Fields):
         return self
 
 
-_MEASURES: Mapping[
-    str, Mapping[str, tuple[str, ...]]
-] = {  # the fields of each edit, and the types of measures that they take
+# the fields of each edit, and the types of measures that they take
+_MEASURES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     COMPACT: {"trigger": ("input_tokens",), "instructions": (), "pause_after_compaction": ()},
     CLEAR_THINKING: {"keep": ("thinking_turns", "all")},
     CLEAR_TOOL_USES: {

@@ -437,7 +437,7 @@ def validate(model: type[_Body], body: Any, where: str = "") -> _Body:
         problems, fields = dict[str, str](), [field.alias or name for name, field in model.model_fields.items()]
         for each in error.errors(include_url=False, include_context=False, include_input=False):
             field = _path(each["loc"], where)
-            if field not in problems:  # of a union's errors the first
+            if field not in problems:  # keep the first of a union's errors
                 problems[field] = _describe_error(each, field, fields) if len(problems) < MAX_REPORTED_FIELDS else ""
         raise refusal(problems) from None
 

@@ -31,7 +31,7 @@ class ItemCache:
     """A cache of the parsed items of one tenant's requests. Thread-safe.
 
     Args:
-        budget: approximate limit in bytes.
+        budget: approximate limit in bytes; 0 caches nothing.
 
     Example: ``items.read(read_message, {"role": "user", "content": "hi"}, "messages[0]", omissions)``
     """

@@ -388,7 +388,7 @@ class Responses(Writer):
         has_output = len(self._items) > len(self._compacted()) or self._open
         data = "" if has_output else self._begin("message")
         data += self._close()
-        if closing is None:  # never for the only answer
+        if closing is None:  # cannot happen: there is one answer, and the last one gets it
             return data
         counts, ostinato = closing
         status = _status(finish)
@@ -422,7 +422,7 @@ class Responses(Writer):
         return self._event("response.failed", response=self._response("failed", None) | {"error": error})
 
     def _compacting(self, item: Json) -> str:
-        """The events of a compaction item, which is sent at once."""
+        """The events of a compaction item, which is sent in one piece."""
         data = self._event("response.output_item.added", output_index=0, item=item)
         data += self._event("response.compaction.compacting", output_index=0, item_id=item["id"])
         return data + self._done(item)

@@ -291,7 +291,7 @@ class FollowUps:
         """Return the signals about an answer interrupted before this message; None if there was none, or nothing was said since."""
         messages, episode = question.conversation.messages, question.scope.episode or ""
         left_here = self._left.get(question.scope.tenant, {})
-        # questions whose answers were found have been answered since
+        # the messages before `known` have been answered
         for i in range(len(messages) - 1, max(question.known, len(messages) - _SINCE) - 1, -1):
             left = left_here.get((question.plain[i], episode))
             if left is None or not messages[i].text.startswith(left.asked):

@@ -1,8 +1,8 @@
 """Parses the bodies of `POST /v1/feedback`, writes signals to the log, and reports the status of each.
 
 Early, late, repeated and unordered events are all accepted. An event about another tenant's turn is answered exactly like one about a turn
-that does not exist, so the status does not reveal other tenants' ids. Both are stored as sent, except comments and corrections on a turn
-whose text must not be stored. A reward function never gets another tenant's signal.
+that does not exist, so the status does not reveal other tenants' ids. Both are stored as sent, except comments, corrections and lines
+about a turn whose text must not be stored. A reward function never gets another tenant's signal.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Intake:
         self._tenants: OrderedDict[str, str] = OrderedDict()  # turn -> its tenant
         self._users: OrderedDict[str, str] = OrderedDict()  # turn -> its user, if comments are scrubbed
         self._decided: OrderedDict[str, None] = OrderedDict()  # turns whose reward is already decided
-        # turns whose comments and corrections are not stored, whoever sends them: those in `_tenants`, and those not in the log yet
+        # turns about which no comment, correction or lines are stored, from any tenant: those in `_tenants`, and those not in the log yet
         self._unkept: set[str] = set()
         # the latter by tenant, so that no tenant can evict another's
         self._pending: defaultdict[str, OrderedDict[str, None]] = defaultdict(OrderedDict)
@@ -89,13 +89,13 @@ class Intake:
             self._pending[turn.tenant].pop(turn.id, None)
 
     def forget(self, row: Forgotten) -> None:
-        """Drop the turns of a forgotten person."""
+        """Drop the user's name from the held turns of a forgotten person."""
         theirs = [turn for turn, user in self._users.items() if row.covers((self._tenants.get(turn, ""), user))]
         for turn in theirs:
             del self._users[turn]
 
     def drop_text_of(self, tenant: str, turns: Sequence[str]) -> None:
-        """Drop comments and corrections on these turns of a tenant, which are not in the log yet."""
+        """Let `take` drop comments, corrections and lines about these turns of a tenant, which are not in the log yet."""
         for turn in turns:
             self._unkept.add(turn)
             self._unkept.difference_update(_remember(self._pending[tenant], turn, None, self._max_pending))
@@ -212,7 +212,7 @@ class Intake:
         return Status.ACCEPTED
 
     async def _look_up(self, turns: Iterable[str], tenant: str) -> set[str]:
-        """Look up the turns' tenants, and which turns are decided, where unknown. Return those whose comments are not stored."""
+        """Look up the turns' tenants, and which turns are decided, where unknown. Return those about which no text is stored."""
         unknown = [(turn,) for turn in turns if self._tenants.get(turn) != tenant]
         if unknown:
             for turn in await self._log.find(Turn, unknown):

@@ -250,7 +250,7 @@ def _asks(answer: str) -> bool:
 
 
 def _same(message: str, before: str) -> bool:
-    """True if two requests have enough meaningful words and differ only in others."""
+    """True if two requests have the same words apart from stop words, and enough of them."""
     one, other = ([word for word in _plain(text).split() if word not in STOP_WORDS] for text in (message, before))
     return len(one) >= _MIN_REPEATED_WORDS and one == other
 

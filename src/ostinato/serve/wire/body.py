@@ -125,7 +125,7 @@ async def read_body(
             charged afterwards.
 
     Raises:
-        TooLarge: more bytes than `limit` (which are never held).
+        TooLarge: more bytes than `limit` (no more are ever held).
         UnsupportedMedia: an unknown compression.
         BadRequest: the body is late, or not compressed as declared.
     """
