@@ -27,7 +27,7 @@ Rollout = tuple[Unit, str]
 SignalRef = tuple[Cursor, str, str | None, str]
 """A signal about a turn: its place in the log, its id, the id of the signal that it retracts, if any, and its name."""
 
-_NEW_PEOPLE = 10_000  # the set is rebuilt once it has grown by this many people and has doubled
+_NEW_PEOPLE = 10_000  # the set is rebuilt once it exceeds twice its size by this many people
 
 LEARNING_ARMS = frozenset({Arm.LIVE, Arm.CANARY, Arm.LEARNER})
 """The arms that serve people and may be learned from."""
@@ -81,6 +81,8 @@ class Taught:
     `worlds_weight`: see `ByOrigin`.
     `corrections`: the weight with which people's corrections are imitated (`reward.demonstrations`); 0: they are not.
     `values`: the trainer has a value function, and batches record people's scale factors (`Batch.scales`).
+
+    Example: ``Taught(people=False, groups=8)``
     """
 
     people: bool = True
