@@ -43,7 +43,7 @@ from ostinato.train.trainer import PolicyTrainer, never
 
 
 _LOG = logging.getLogger(__name__)
-_WATCH_S = 1.0
+_WATCH_S = 1.0  # seconds between two checks
 
 
 def end_with_first(first: int) -> None:
@@ -267,6 +267,7 @@ class ShardedTrainer:
         return self._detect_lost_rank(here)
 
     def _detect_lost_rank(self, act: Callable[[], _T]) -> _T:
+        """Call `act` and return its result. Raises Unavailable if it failed because a rank is lost."""
         try:
             return act()
         except RuntimeError as error:  # gloo's, when a connection ends
