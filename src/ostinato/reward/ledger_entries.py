@@ -36,7 +36,7 @@ TEACHING_ARMS = LEARNING_ARMS | {Arm.WORLD}
 """All arms that a desk may have learned from. A process that only reads a desk's rows need not know that desk's own arms."""
 
 Gold = Callable[[str, str], bool]
-"""(tenant, user) -> True if this person's turns are never learned from: a holdout that shows what people who do not teach experience."""
+"""(tenant, user) -> True if this person's turns are never learned from: a holdout to compare with the people whose turns are."""
 
 
 def signal_ref_bytes(said: SignalRef) -> int:
