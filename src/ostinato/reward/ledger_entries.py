@@ -292,7 +292,7 @@ def count_reason(counts: Counter[str], kind: str) -> None:
 
 
 class Fate(StrEnum):
-    """How far a turn has got."""
+    """What has become of a turn so far."""
 
     MOOT = "moot"  # from an evaluation, or cut short: signals about it never count
     DECIDED = "decided"  # its reward, or the reason why it has none, is written; its outcome may be open

@@ -678,6 +678,6 @@ class DeskSource:
         step = self._desk.last_step + 1
         made = await self._desk.batch(step, self._size, await self._live(), self.base)
         if made is None:
-            raise NoSignal("of the turns that were ready some have been held back since; the rest wait for others")
+            raise NoSignal("some of the ready turns have been held back since; the rest wait for more turns")
         self.base = None
         return made

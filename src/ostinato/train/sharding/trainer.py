@@ -263,7 +263,7 @@ class ShardedTrainer:
                 pipe.write(line)
                 pipe.flush()
             except OSError as error:
-                raise self._lost(f"rank {rank} takes no more calls") from error
+                raise self._lost(f"rank {rank} accepts no more calls") from error
         return self._detect_lost_rank(here)
 
     def _detect_lost_rank(self, act: Callable[[], _T]) -> _T:
@@ -303,7 +303,7 @@ def _ready_key(rank: int) -> str:
 
 
 def _no_weights(policy: PolicyVersion) -> Weights:
-    raise Unavailable(f"nobody said where the weights of {policy} are")
+    raise Unavailable(f"no source was given for the weights of {policy}")
 
 
 def _start_rank(task: RankTask, module: str, *lines: int) -> subprocess.Popen[bytes]:
