@@ -147,14 +147,14 @@ class SurrogateQuality:
 
     def figures(self) -> dict[str, float]:
         """Return the known figures with 95% intervals, by name: `pairs`, `people`, `correlation` and `gap`, with `_lower` and `_upper`."""
-        named: dict[str, float] = {"pairs": self.pairs, "people": self.people}
+        figures: dict[str, float] = {"pairs": self.pairs, "people": self.people}
         if self.correlation is not None:
-            named["correlation"] = self.correlation
+            figures["correlation"] = self.correlation
         if (bounds := self.bounds()) is not None:
-            named |= {"correlation_lower": bounds[0], "correlation_upper": bounds[1]}
+            figures |= {"correlation_lower": bounds[0], "correlation_upper": bounds[1]}
         if self.gap is not None and (half := self.gap_half()) is not None:
-            named |= {"gap": self.gap, "gap_lower": self.gap - half, "gap_upper": self.gap + half}
-        return named
+            figures |= {"gap": self.gap, "gap_lower": self.gap - half, "gap_upper": self.gap + half}
+        return figures
 
     def in_words(self) -> str:
         """Return a one-line summary."""
