@@ -118,7 +118,7 @@ def _text(message: Any, field: str) -> str:
 
 def _health(body: Any) -> GatewayHealth:
     if body.keys() == {"status"}:
-        raise Unauthorized("the gateway tells /health no versions; the caller's admin key must equal serve.admin_key")
+        raise Unauthorized("the gateway's /health names no versions: the caller's admin key must equal serve.admin_key")
     slots = {name: _policy(slot["number"], slot["hash"]) for name, slot in body["slots"].items()}
     return GatewayHealth(model=str(body["model"]), slots=slots)
 

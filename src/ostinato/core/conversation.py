@@ -346,7 +346,7 @@ def _encode_turn(rest: str) -> str:
 
 
 def _decode_turn(letters: str) -> str:
-    """Decode the result of `_encode_turn`; other letters give any text over `_REST`."""
+    """Decode the result of `_encode_turn`; for other letters the text over `_REST` is arbitrary."""
     number = 0
     for letter in letters:
         number = number * len(_LETTERS) + _LETTERS.index(letter)

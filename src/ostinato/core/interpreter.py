@@ -15,11 +15,8 @@ THRESHOLDS = (50_000, 20, 20)
 _WHILE_LOADING = (THRESHOLDS[0] + 1, *THRESHOLDS[1:])  # distinguishable from those of `settle`
 
 HEAPS = 2
-_MALLOC_OPTIONS = {
-    -8: HEAPS,
-    -3: 2 << 20,
-    -1: 32 << 20,
-}  # M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD of glibc's malloc.h
+# M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD of glibc's malloc.h
+_MALLOC_OPTIONS = {-8: HEAPS, -3: 2 << 20, -1: 32 << 20}
 
 
 def settle() -> None:

@@ -58,7 +58,7 @@ class Contract:
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
-        """Return canonical JSON: sorted keys, no spaces, ASCII. Equal contracts give equal text. Without an order it has no such key."""
+        """Return canonical JSON: sorted keys, no spaces, ASCII. Equal contracts give equal text. An empty `order` is left out."""
         values = asdict(self)
         if not self.order:
             del values["order"]

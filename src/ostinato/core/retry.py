@@ -48,7 +48,7 @@ class RetryLater(Unavailable):
 
 
 def unavailable(message: str, headers: Mapping[str, str]) -> Unavailable:
-    """Return the error for a response that may succeed on retry, with the wait from its headers (in any case), if they state one."""
+    """Return the error for a response that may succeed on retry, with the wait from its headers (of any letter case), if any."""
     lower = {name.lower(): value for name, value in headers.items()}
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         if (value := lower.get(name, "")).isascii() and value.isdigit() and len(value) <= 9:
@@ -81,7 +81,7 @@ class Backoff:
     def failed(self, error: BaseException | None = None) -> float | None:
         """Count a failure. Returns the seconds to wait before the next try; None if the policy allows none.
 
-        For a `RetryLater` the wait is at least its own, but at most `longest_s`.
+        For a `RetryLater` it is at least that error's own wait, of which no more than `longest_s` counts.
         """
         policy, now = self._policy, self._clock()
         self.failures += 1

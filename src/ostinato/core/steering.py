@@ -1,4 +1,4 @@
-"""Logit steering: a few named dials per person, which scale shared directions over a hundred or more steerable tokens.
+"""Logit steering: a few named dials per person, which scale shared directions over a few hundred steerable tokens.
 
 Per token, with logits l after the client's own biases and masks: l'[v] = l[v] + s * clip(sum_k z_k u_k[v], -2, 2) for the steerable
 tokens v, where s in [0, 1] is the largest scale at which KL(steered || base) of the token does not exceed the cap. The steered
@@ -114,7 +114,7 @@ class Steered:
     the base model's. `gaps`: runs [start, stop) of tokens in between that are the base model's, because they are in fenced code.
     `kl`: the sum of KL(steered || base) over the steered tokens, in nats. `clip`: the most that dials could change a logit before the
     scale. With a static bias (`static_clip`) `kl` is an upper bound, and there are no features. `features`: for each dial the sum over the
-    tokens of (u[token] - E[u]) / T, with E under the steered distribution and the temperature T (1 if greedy): the gradient of the
+    steered tokens of (u[token] - E[u]) / T, with E under the steered distribution and the temperature T (1 if greedy): the gradient of the
     answer's log-probability with respect to the dial, where neither the clip nor the cap binds.
 
     Example: ``Steered(basis="9c1f", dials=(0.5,), cap=0.1, budget=3.0, tokens=24, kl=0.4, features=(1.3,))``

@@ -28,7 +28,7 @@ from ostinato.reward.config import CoverageConfig
 # ---------------------------------------------------------------- coverage
 
 
-MEMORY = 2000.0  # time constant of the exponentially weighted means, in turns
+MEMORY = 2000.0  # time constant of the exponentially weighted counts, in turns
 LEAST_COVERED = 20.0  # least number of turns with feedback behind the usual share
 STILL_USUAL, NEARLY_NOTHING = 0.5, 0.05  # fractions of the usual share: the test's two hypotheses
 FALSE_COMFORT = 5e3  # least mean number of silent turns between two false all-clears
@@ -129,7 +129,7 @@ class TrainedShare:
 
     def share(self, waiting: int = 0) -> float | None:
         """Return the share that was trained on; None while it is unknown, because too few turns were decided, or because there was no batch
-        yet and more turns wait for the first one.
+        yet and at least as many turns are `waiting` for the first one.
         """
         decided = sum(self.counts.values())
         trained = self.counts.get("trained", 0.0)
@@ -196,7 +196,7 @@ class Alarms:
         coverage.see(heard, standing=silenced, config=self._config)
         signals = self.signals.setdefault(tenant, {})
         for name in sorted(names - signals.keys())[:MOST_NAMES]:
-            if len(signals) == MOST_NAMES:  # the rarest signal makes room, unless it is usual
+            if len(signals) == MOST_NAMES:  # the rarest signal makes room, unless it is usual or alarmed
                 rarest = min(signals, key=lambda each: (signals[each].covered + signals[each].recent_heard, each))
                 if signals[rarest].covered >= LEAST_COVERED or self._stands(_signal_alarm(tenant, rarest)):
                     break

@@ -17,7 +17,7 @@ import numpy as np
 
 from ostinato.core.errors import BadConfig
 from ostinato.core.pending_signals import PendingSignals
-from ostinato.core.records import Arm, Delivered, Finish, NoReward, Pending, Quarantine, Reward, Signal, Turn
+from ostinato.core.records import Arm, Delivered, Finish, NoReward, Pending, Quarantine, Reward, Row, Signal, Turn
 from ostinato.core.seams import Cursor, Log
 from ostinato.core.verdicts import LATE, late_id
 from ostinato.reward.baseline import Floats
@@ -94,8 +94,9 @@ async def _read(
     log: Log, config: RewardConfig, start: Cursor, since: float, gold: Gold, arms: Collection[Arm]
 ) -> dict[str, PastTurn]:
     found: dict[str, PastTurn] = {}
-    early = PendingSignals[Signal](most=_MOST_EARLY, seconds=3600.0)  # received before their turn was written
+    early = PendingSignals[Signal](most=_MOST_EARLY, seconds=config.orphan_s)  # received before their turn was written
     async for seq, row in log.read(start, {Turn, Delivered, Signal, Reward, Quarantine}):
+        early.advance(_time_of(row))
         match row:
             case Turn() if needs_reward(row) and not of_world(row) and row.ended_at >= since:
                 hold = untrainable(row, config.min_temperature, config.purposes, arms)
@@ -126,6 +127,19 @@ async def _read(
     return found
 
 
+def _time_of(row: Row) -> float:
+    """Return the time to which a row advances the desk's pending signals (Unix seconds); 0 if it does not, as in `TurnLedger`."""
+    match row:
+        case Turn():
+            return row.ended_at
+        case Signal():
+            return row.received_at
+        case Delivered() | Quarantine():
+            return row.at
+        case _:
+            return 0.0
+
+
 def _collect_signal(found: Mapping[str, PastTurn], early: PendingSignals[Signal], row: Signal) -> None:
     if row.name in LATE and row.id == late_id(row.turn):
         return  # written by the desk itself, which never passes it to a function
@@ -146,7 +160,9 @@ async def backtest(
     now: float,
     on_turns: Callable[[int], None] = lambda _: None,
 ) -> dict[str, RewardOutcome]:
-    """Return what a reward function would have decided about each turn by `now` (Unix seconds). `on_turns` gets the numbers of turns done.
+    """Return what a reward function would have decided about each turn by `now` (Unix seconds).
+
+    `on_turns` is called with the number of turns in each chunk that is done.
 
     A failure of the function affects only its turn, until it has cost `MOST_LOST` processes; the remaining turns are then
     `given_up`. Raises BadConfig if the function cannot be loaded at the start.
@@ -281,7 +297,8 @@ class RewardComparison:
     """Two reward functions on the same turns. Changes are computed over turns that both reward.
 
     `turns` were served to people; `may_teach` of them may be learned from, whatever their reward. `correlation` is Pearson's, NaN if one
-    side is constant: advantages are normalised, so at 1 both teach the same. `flipped` turns change their sign.
+    side is constant or no turn has both rewards: advantages are normalised, so at 1 both teach the same. For `flipped` turns the reward's
+    sign changes.
     """
 
     turns: int

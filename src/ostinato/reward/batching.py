@@ -112,7 +112,7 @@ def ready_parts(
 
 
 def _between_calls(members: Sequence[Matured], fit: int) -> int:
-    """Return where to cut an episode: not between choices of one call, which do not follow each other, unless nothing is left before it."""
+    """Return where to cut an episode: not between choices of one call, which do not follow each other, if a call is left before."""
     calls = [call_of(entry.facts.id) for entry in members[: fit + 1]]
     return next((i for i in range(fit, 0, -1) if i == len(members) or calls[i - 1] != calls[i]), fit)
 
@@ -287,7 +287,7 @@ def _systematic_sample(parts: Sequence[LearnablePart], chances: Mapping[str, flo
 def relative_weights(
     entries: Iterable[Matured], drawn: Mapping[str, float], propensity: ResponsePropensity
 ) -> dict[str, float]:
-    """Return for each turn of people its inverse probability to be `drawn`, times its response propensity weight; {} if all are 1."""
+    """Return each people's turn's weight: that in `drawn` (1 if missing) times that of its response propensity; {} if all are 1."""
     weights = {
         facts.id: drawn.get(facts.id, 1.0) * propensity.weight(facts.tenant, facts.sampled)
         for facts in (entry.facts for entry in entries)
@@ -338,7 +338,7 @@ def timed_out_turns(
 ) -> list[Matured]:
     """Return the turns of units whose last reward was due `batch_wait_s` ago or earlier. Pass only turns that no batch would take now.
 
-    A unit with a turn that still waits for its reward keeps waiting, for at most `longest_wait_s`.
+    A unit with a turn that still waits for its reward keeps waiting: `longest_wait_s` bounds the wait for that reward.
     """
     found: list[Matured] = []
     for unit, members in _units(matured).items():

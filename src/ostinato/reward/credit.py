@@ -447,8 +447,8 @@ class BeliefWeighted:
 
     Bias: a factor depends on what was sampled, so it is no baseline, and this is not the gradient of the mean outcome. Of two ways to
     succeed, the one that leaves the policy surer of the answer is learned faster. Turns whose use does not show in the answer's
-    probability, such as a test run, are learned more slowly (by no more than 1 - `strength`). No outcome's sign is ever flipped, so what
-    lowers the chance of success is never praised in the mean of equal changes. Wrong beliefs of the policy misplace credit.
+    probability, such as a test run, are learned more slowly (with a factor of at least 1 - `strength`). No outcome's sign is ever flipped,
+    so what lowers the chance of success is never praised in the mean of equal changes. Wrong beliefs of the policy misplace credit.
 
     Args:
         credit: gives the direction, and the sum over an episode's tokens.

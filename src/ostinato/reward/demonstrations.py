@@ -6,7 +6,7 @@ have no importance weight and no KL penalty.
 
 Per token, a correction weighs `learn.corrections` times as much as the corrected answer with an advantage of 1. All its tokens
 together never weigh more than that factor times the answer's, whatever its length. It is scaled down by the same factor as its author's
-turns (`scales_of`). So a person's corrections never teach more than that fraction of what their turns may.
+turns (`scales_of`). So a person's corrections never weigh more than that multiple of their corrected turns.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def tab(
     nothing: Annotated[str, Field(min_length=1)] = "-",
     outcomes: tuple[str, ...] = OUTCOMES,
 ) -> Reward | Pending | NoReward:
-    """Reward as `copilot`, for a model that may suggest nothing: 1 - t if accepted, -t if rejected, 0 if the answer is empty or `nothing`.
+    """Like `copilot`, for a model that may suggest nothing: 1 - t if accepted, -t if rejected, 0 if the answer is empty or `nothing`.
 
     Whether something was suggested is read from the turn itself, not inferred from missing signals: a suggestion without signals
     is `NoReward`, since a 0 would make lost feedback look like silence. Signals about an answer without a suggestion are
@@ -213,7 +213,7 @@ def agent(
 
 
 def agent_parts(heard: Sequence[Signal], weights: AgentWeights, stopped: float = 0.0) -> dict[str, float]:
-    """Return the value of each part of `agent`, without parts that have no signal. `heard` are the signals that count, in order; `stopped`
+    """Return the value of each part of `agent` about which something is known. `heard` are the signals that count, in order; `stopped`
     is the probability that a person stopped the turn while it was written.
 
     ====================  ======================================================================================================
@@ -294,7 +294,7 @@ def _latest_shares(heard: Sequence[Signal]) -> list[float]:
 
 def _latest_lines(heard: Sequence[Signal]) -> tuple[tuple[LineSurvival, ...], float | None]:
     """Return which lines survived at the latest measurement, and their share; () and None unless each of these signals lists lines, and no
-    two list those of one text.
+    two are about the same text.
     """
     looks = _latest_looks(heard)
     texts = tuple(text for signal in looks for text in signal.lines)

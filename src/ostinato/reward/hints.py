@@ -67,7 +67,7 @@ class HintSource:
         self, turns: Sequence[Turn], credits: Mapping[str, Advantages], scales: Mapping[str, float]
     ) -> tuple[TurnHint, ...]:
         """Return the hints for those of a batch's turns whose advantages are negative, in the order of the turns. If not all fit into
-        another `reward.batch_tokens`, the turns with the worst advantages come first.
+        another `reward.batch_tokens`, those of the turns with the worst advantages are kept.
 
         Args:
             turns: of the batch.

@@ -282,7 +282,7 @@ class TurnLedger:
         return next(iter(self._open_in.get(unit, ())), None)
 
     def later_returns(self, entries: Sequence[Matured], upto: Cursor | None = None) -> dict[EpisodeKey, LaterReturns]:
-        """Return the returns of episodes that continue after these turns (oldest first): those of the decided turns that
+        """Return what follows these turns (oldest first) in episodes that continue: the return of the decided turns that
         follow, and the baseline's prediction at the first turn whose reward is not known. A turn that was held back alone, for lack of
         consent or as secret, counts as such a turn: nothing may be learned from it, but its session did not end there. Turns beyond `upto`
         are left out; None: none is. Other choices of an episode's last call here do not follow it. Groups are never cut.
@@ -414,7 +414,7 @@ class TurnLedger:
             self._open_in[entry.facts.unit] = dict(sorted(places.items()))  # it may be older than known turns
 
     def side_calls(self) -> dict[str, TurnFacts]:
-        """Return the side calls that are not held back until their reward is due, since a window may still begin with one."""
+        """Return the side calls whose holdback waits until their reward is due, since a window may still begin with one."""
         return {turn: self.open[turn].facts for turn, why in self.to_hold.items() if why == SIDE and turn in self.open}
 
     def _hold_alone(self, facts: TurnFacts | None, reason: str) -> None:

@@ -27,7 +27,7 @@ Rollout = tuple[Unit, str]
 SignalRef = tuple[Cursor, str, str | None, str]
 """A signal about a turn: its place in the log, its id, the id of the signal that it retracts, if any, and its name."""
 
-_NEW_PEOPLE = 10_000  # the set is rebuilt once it has grown by this many people and has doubled
+_NEW_PEOPLE = 10_000  # the set is rebuilt once it exceeds twice its size by this many people
 
 LEARNING_ARMS = frozenset({Arm.LIVE, Arm.CANARY, Arm.LEARNER})
 """The arms that serve people and may be learned from."""
@@ -36,7 +36,7 @@ TEACHING_ARMS = LEARNING_ARMS | {Arm.WORLD}
 """All arms that a desk may have learned from. A process that only reads a desk's rows need not know that desk's own arms."""
 
 Gold = Callable[[str, str], bool]
-"""(tenant, user) -> True if this person's turns are never learned from: a holdout that shows what people who do not teach experience."""
+"""(tenant, user) -> True if this person's turns are never learned from: a holdout to compare with the people whose turns are."""
 
 
 def signal_ref_bytes(said: SignalRef) -> int:
@@ -81,6 +81,8 @@ class Taught:
     `worlds_weight`: see `ByOrigin`.
     `corrections`: the weight with which people's corrections are imitated (`reward.demonstrations`); 0: they are not.
     `values`: the trainer has a value function, and batches record people's scale factors (`Batch.scales`).
+
+    Example: ``Taught(people=False, groups=8)``
     """
 
     people: bool = True
@@ -290,7 +292,7 @@ def count_reason(counts: Counter[str], kind: str) -> None:
 
 
 class Fate(StrEnum):
-    """How far a turn has got."""
+    """What has become of a turn so far."""
 
     MOOT = "moot"  # from an evaluation, or cut short: signals about it never count
     DECIDED = "decided"  # its reward, or the reason why it has none, is written; its outcome may be open

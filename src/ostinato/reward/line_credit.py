@@ -54,7 +54,7 @@ class TurnLines:
         return any(not math.isclose(value, self.mean, abs_tol=1e-9) for _, value in self.known)
 
     def deviations(self, tokens: int, part: float, unit: float) -> NDArray[np.float64]:
-        """Return the credit of each of these tokens beyond `part`, the turn's part from lines; both divided by `unit`."""
+        """Return each token's credit beyond `part`, the turn's part from lines, as [`tokens`]; both divided by `unit`."""
         found_T = np.zeros(tokens)
         for token, value in self.known:
             found_T[token] = value / unit - part

@@ -484,7 +484,7 @@ class RewardDesk:
 
     def _with_groups(self, unfit: Mapping[str, str]) -> dict[str, str]:
         """Return why turns are held back, including the groups of rollouts that are held back with one of their turns. A stale turn is held
-        back alone if its rollout continues after it and it has no reward, because then the returns of the group's rollouts do not change.
+        back alone if its rollout continues after it and its own reward is 0: then the returns of the group's rollouts do not change.
         """
         ledger = self._reading.ledger
         ends = ledger.rollout_ends() if any(kind.startswith(STALE) for kind in unfit.values()) else {}
@@ -678,6 +678,6 @@ class DeskSource:
         step = self._desk.last_step + 1
         made = await self._desk.batch(step, self._size, await self._live(), self.base)
         if made is None:
-            raise NoSignal("of the turns that were ready some have been held back since; the rest wait for others")
+            raise NoSignal("some of the ready turns have been held back since; the rest wait for more turns")
         self.base = None
         return made

@@ -135,7 +135,7 @@ class RewardScheduler:
         return [Quarantine(turn=facts.id, reason=UNASKED, at=now, upto=upto) for facts in late]
 
     def _predicted(self, ledger: TurnLedger, entry: OpenTurn, question: RewardRequest, reward: Reward) -> Reward:
-        """Replace a reward by its predicted late reward, if that has not arrived yet."""
+        """Replace a reward's value by its predicted late reward, if that is still to come."""
         facts, late = entry.facts, self._config.surrogate
         if self._late is None or facts.world or reward.at >= facts.ended_at + late.truth_after_s:
             return reward

@@ -9,7 +9,7 @@ The gradient is that of the late reward under two assumptions. Surrogacy: given 
 late reward. Comparability: live and control share one regression. A policy that raises the early features without the late reward is
 rewarded for it until the regression has seen that, a day later. Two alarms watch the two assumptions.
 
-Each alarm has a false-positive rate of at most 1% per tenant and week (so at most 2% together). It is evaluated every four hours, at a
+Each alarm is designed for a false-positive rate of at most 1% per tenant and week (so 2% together). It is evaluated every four hours, at a
 level of 0.01 / 42 per evaluation (Bonferroni over the 42 evaluations of a week, valid under any dependence between them).
 People are few and some contribute many turns, so standard errors are clustered by person, and intervals use Student's t with degrees of
 freedom that account for unequal clusters (Bell and McCaffrey, 2002, Survey Methodology 28; Imbens and Kolesar, 2016, Rev. Econ. Stat. 98).
@@ -45,10 +45,10 @@ from ostinato.reward.ledger_entries import SignalRef, TurnFacts
 
 MOST_VALUE = 10.0  # signals are clipped to this absolute value
 ROWS = 50_000  # most late rewards remembered, over all tenants
-LEAST_PEOPLE, LEAST_PAIRS = 20, 50  # least sample size of an interval; of the gap's, least people on each side
+LEAST_PEOPLE, LEAST_PAIRS = 20, 50  # least numbers behind an interval; for the gap, least people on each side
 INFINITE_DF = 1e9  # degrees of freedom at which Student's t is practically the normal distribution
 EVALUATE_EVERY_S = 4 * 3600.0  # seconds between two evaluations of the alarms
-FALSE_ALARM = 0.01  # false-positive rate of each of the two alarms, per tenant and week
+FALSE_ALARM = 0.01  # intended false-positive rate of each of the two alarms, per tenant and week
 _EVALUATION_LEVEL = FALSE_ALARM * EVALUATE_EVERY_S / (7 * DAY)
 CORRELATION_Z, GAP_Z = NormalDist().inv_cdf(1 - _EVALUATION_LEVEL), NormalDist().inv_cdf(1 - _EVALUATION_LEVEL / 2)
 
@@ -133,7 +133,9 @@ class SurrogateQuality:
     gap_freedom: float = INFINITE_DF
 
     def bounds(self, normal: float = 1.96) -> tuple[float, float] | None:
-        """Return the correlation's interval, at the level of this normal quantile (1.96: 95%); None with too few people or turns."""
+        """Return the correlation's interval, at the level of this normal quantile (1.96: 95%); None without a correlation, or with too few
+        people or turns.
+        """
         if self.correlation is None or self.people < LEAST_PEOPLE or self.pairs < LEAST_PAIRS:
             return None
         middle, half = math.atanh(self.correlation), student_quantile(normal, self.freedom) * self.error
@@ -145,14 +147,14 @@ class SurrogateQuality:
 
     def figures(self) -> dict[str, float]:
         """Return the known figures with 95% intervals, by name: `pairs`, `people`, `correlation` and `gap`, with `_lower` and `_upper`."""
-        named: dict[str, float] = {"pairs": self.pairs, "people": self.people}
+        figures: dict[str, float] = {"pairs": self.pairs, "people": self.people}
         if self.correlation is not None:
-            named["correlation"] = self.correlation
+            figures["correlation"] = self.correlation
         if (bounds := self.bounds()) is not None:
-            named |= {"correlation_lower": bounds[0], "correlation_upper": bounds[1]}
+            figures |= {"correlation_lower": bounds[0], "correlation_upper": bounds[1]}
         if self.gap is not None and (half := self.gap_half()) is not None:
-            named |= {"gap": self.gap, "gap_lower": self.gap - half, "gap_upper": self.gap + half}
-        return named
+            figures |= {"gap": self.gap, "gap_lower": self.gap - half, "gap_upper": self.gap + half}
+        return figures
 
     def in_words(self) -> str:
         """Return a one-line summary."""
@@ -202,9 +204,8 @@ class Surrogate:
         self._rows_by_person: dict[str, Counter[Person]] = {}  # by tenant: number of rows per person
         self._weights: dict[tuple[str, str], tuple[Floats, float, float]] = {}
         self._quality: dict[str, SurrogateQuality] = {}
-        self._evaluated_at: dict[
-            str, int
-        ] = {}  # by tenant: when the alarms were last evaluated, in units of EVALUATE_EVERY_S
+        # by tenant: when the alarms were last evaluated, in units of EVALUATE_EVERY_S
+        self._evaluated_at: dict[str, int] = {}
         self._evaluated: dict[str, SurrogateQuality] = {}  # by tenant: the quality at that evaluation
 
     # ------------------------------------------------------------ predictions
@@ -322,7 +323,7 @@ class Surrogate:
         return True
 
     def outage(self, tenant: str, at: float) -> None:
-        """The alarm about a tenant's lost feedback was raised or cleared: stop awaiting its turns so far, whose silence means nothing."""
+        """Stop awaiting a tenant's turns so far, after the alarm about its feedback was raised or cleared: their silence means nothing."""
         self._feedback_lost_until[tenant] = at
         self._drop_awaited(lambda each: each.person[0] == tenant)
 
@@ -402,7 +403,7 @@ class Surrogate:
                 yield alarms.row(name, AlarmState.CLEARED, each.in_words(), at, detail)
 
     def _all_clears(self, alarms: Alarms, at: float) -> Iterator[Alarm]:
-        """Yield the all-clears of alarms that no longer have any data."""
+        """Yield the all-clears of alarms that are switched off or no longer have any data."""
         if not any(name.startswith((LATE_FUNCTION, SURROGATE, SURROGATE_GAP)) for name in alarms.standing()):
             return
         # an alarm is cleared from the data that may raise it: the last evaluation, or what an erasure left of it

@@ -95,7 +95,8 @@ def is_plain_embedding(module: nn.Module) -> TypeGuard[nn.Embedding]:
 
 def _add_rows(total: Tensor, rows_N: Tensor, grad_ND: Tensor) -> None:
     """Add each gradient to its row of `total`, in the same order every time."""
-    if total.is_cuda:  # it sorts before it adds; there, `index_add_` adds in the order of arrival
+    # on a GPU `index_put_` sorts before it adds, while `index_add_` adds in the order of arrival
+    if total.is_cuda:
         total.index_put_((rows_N,), grad_ND, accumulate=True)
     else:
         total.index_add_(0, rows_N, grad_ND)

@@ -81,7 +81,7 @@ def adamw(parameters: list[nn.Parameter], config: TrainConfig) -> torch.optim.Ad
 class Masters:
     """The trainable state of a model: flat fp32 weights, gradient sums and AdamW moments, with views by parameter name.
 
-    `served` is the dtype in which each of the model's tensors is published: an architecture may keep some in fp32 whatever the rest.
+    `served` is the dtype in which each of the model's tensors is published: an architecture may keep some in fp32 in any case.
     """
 
     def __init__(self, model: PreTrainedModel, config: TrainConfig, served: Mapping[str, torch.dtype]) -> None:

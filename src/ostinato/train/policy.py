@@ -294,7 +294,7 @@ class Policy:
 def served_dtypes(
     model: PreTrainedModel, path: Path, dtype: torch.dtype, config: TrainConfig
 ) -> dict[str, torch.dtype]:
-    """Return the dtype of each tensor in an engine that serves in `config.publish`: some stay in fp32 whatever the rest."""
+    """Return the dtype of each tensor in an engine that serves in `config.publish`: some stay in fp32 in any case."""
     served = torch.float32 if config.publish == "fp32" else torch.bfloat16
     like = model if dtype == served else empty_model(path, served, backend=replace(backend_of(model), device="cpu"))
     return {name: tensor.dtype for name, tensor in named_tensors(like).items()}

@@ -47,9 +47,8 @@ class Stepper:
         self._anchor, self._anchored = anchor, False
         self._anchor_policy: PolicyVersion | None = None
         self._base: PolicyVersion | None = None  # the release to go back to; kept until that succeeds
-        self._pool = ThreadPoolExecutor(
-            1
-        )  # always the same thread, since each thread's heap keeps the memory that a step freed
+        # always the same thread, since each thread's heap keeps the memory that a step freed
+        self._pool = ThreadPoolExecutor(1)
 
     async def step(self, batch: TrainingBatch) -> Learned:
         """Take the step. A refused step is counted but leaves the weights unchanged; if the release that it goes back to was refused,

@@ -153,9 +153,8 @@ class PolicyTrainer:
         self.contract = contract
         self.step_count = 0
         self._own_numbers = {0}  # the policy numbers whose weights are the current ones
-        self._numbers_valid = (
-            True  # False: no policy number identifies the current weights, whatever `_own_numbers` says
-        )
+        # False: no policy number identifies the current weights, whatever `_own_numbers` says
+        self._numbers_valid = True
         self._policy, self._masters, self._ranks = (
             _single_rank(model_path, config, backend) if group is None else _sharded(model_path, config, group)
         )

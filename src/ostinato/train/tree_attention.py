@@ -68,9 +68,8 @@ class Layout:
     """
 
     def __init__(self, packed: PackedBatch) -> None:
-        starts = np.flatnonzero(
-            np.diff(packed.positions_N, prepend=packed.positions_N[0]) != 1
-        )  # starts of unbranched runs
+        # unbranched runs
+        starts = np.flatnonzero(np.diff(packed.positions_N, prepend=packed.positions_N[0]) != 1)
         stops = np.append(starts[1:], packed.tokens)
         branch = np.empty(int(packed.positions_N.max()) + 1, np.int64)  # the current path, from the root
         table: list[int] = []  # the path's blocks

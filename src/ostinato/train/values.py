@@ -167,7 +167,7 @@ class TurnValues:
         """Return the samples with the credit that remains beyond values, in order. Nothing is learned yet.
 
         A turn without credit gets none. People's advantages keep their RMS; each person's are scaled as the recorded ones (`Sample.scale`).
-        Differences between the tokens of a turn stay. Before the heads have learned anything, and with a `trace` of 1, everything is as
+        Differences between the tokens of a turn stay. While the heads have learned nothing and `trace` is 1, everything is as
         recorded, to the bit.
 
         Args:

@@ -15,6 +15,7 @@ from ostinato.core.verdicts import LATE_REWARD, late_id
 from ostinato.reward.backtest import RewardOutcome, backtest, compare, past_turns
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.functions import considered, copilot
+from ostinato.reward.ledger import TurnLedger
 from ostinato.reward.runners import Inline, Isolated
 from ostinato.testing.records import a_delivery, a_signal, a_turn
 
@@ -104,6 +105,23 @@ async def test_only_signals_of_the_turns_own_tenant_are_shown_to_it(log):
     await log.append(replace(a_signal(turn, "early", at=9.0), id="e"), foreign, turn, a_signal(turn), foreign)
     (past,) = await past_turns(log, CONFIG, since=0.0, limit=0)
     assert [signal.name for signal in past.signals] == ["early", "accepted"]
+
+
+async def test_an_early_signal_counts_if_the_desk_would_still_have_remembered_it(log):
+    config = RewardConfig(orphan_s=60.0)
+    forgotten, kept, meanwhile = (
+        a_turn("a:0", ended_at=100.0),
+        a_turn("b:0", ended_at=100.0),
+        a_turn("c:0", ended_at=99.0),
+    )
+    rows = [a_signal(forgotten, at=39.0), a_signal(kept, at=40.0), meanwhile, forgotten, kept]
+    await log.append(*rows)
+    ledger = TurnLedger(config)
+    for place, row in enumerate(rows, 1):
+        ledger.apply(place, row)
+    found = await past_turns(log, config, since=0.0, limit=0)
+    assert {past.id: len(past.signals) for past in found} == {"a:0": 0, "b:0": 1, "c:0": 0}
+    assert {id: len(entry.said) for id, entry in ledger.open.items()} == {"a:0": 0, "b:0": 1, "c:0": 0}
 
 
 NAUGHTY = """

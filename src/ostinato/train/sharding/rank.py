@@ -1,4 +1,4 @@
-"""The process of every rank but the first: ``python -m ostinato.train.sharding.rank``. It reads calls from stdin and publishes nothing."""
+"""The process of a rank that publishes nothing: ``python -m ostinato.train.sharding.rank``. It reads its calls from standard input."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ from ostinato.train.trainer import PolicyTrainer, never
 
 
 _LOG = logging.getLogger(__name__)
-_WATCH_S = 1.0
+_WATCH_S = 1.0  # seconds between two checks
 
 
 def end_with_first(first: int) -> None:
@@ -263,10 +263,11 @@ class ShardedTrainer:
                 pipe.write(line)
                 pipe.flush()
             except OSError as error:
-                raise self._lost(f"rank {rank} takes no more calls") from error
+                raise self._lost(f"rank {rank} accepts no more calls") from error
         return self._detect_lost_rank(here)
 
     def _detect_lost_rank(self, act: Callable[[], _T]) -> _T:
+        """Call `act` and return its result. Raises Unavailable if it failed because a rank is lost."""
         try:
             return act()
         except RuntimeError as error:  # gloo's, when a connection ends
@@ -302,7 +303,7 @@ def _ready_key(rank: int) -> str:
 
 
 def _no_weights(policy: PolicyVersion) -> Weights:
-    raise Unavailable(f"nobody said where the weights of {policy} are")
+    raise Unavailable(f"no source was given for the weights of {policy}")
 
 
 def _start_rank(task: RankTask, module: str, *lines: int) -> subprocess.Popen[bytes]:
