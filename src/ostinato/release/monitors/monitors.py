@@ -30,7 +30,7 @@ from ostinato.release.monitors.rates import Rate
 from ostinato.release.monitors.sameness import Sameness, SamenessWatch
 from ostinato.release.monitors.session_length import SessionLengthWatch
 
-FORMAT = "monitors@12"
+FORMAT = "monitors@13"
 
 Watched = Turn | Alarm | ReleaseEvent | Reward | Batch | Signal
 """The rows that can change an alarm."""

@@ -311,11 +311,22 @@ class GoldWatch(GapWatch):
 # ---------------------------------------------------------------- the outcome gap
 
 
-def _compared(people: PersonCrowd[T], owner: Owner | None) -> T | None:
-    """Return the counts of the person who was served a turn by live or control, if the arm was assigned at random; else None."""
+class _OnASide(Protocol):
+    treated: bool
+
+
+_Side = TypeVar("_Side", bound=_OnASide)
+
+
+def _compared(people: PersonCrowd[_Side], owner: Owner | None) -> _Side | None:
+    """Return the counts of the person who was served a turn by live or control, if the arm was assigned at random; else None.
+
+    It is also None if the person has since moved to the other side: feedback on the turn may arrive after control's share was changed.
+    """
     if owner is None or owner.auto or not (owner.live or owner.control):
         return None
-    return people.known(owner.person)
+    known = people.known(owner.person)
+    return known if known is not None and known.treated is owner.live else None
 
 
 RETURNED = "returned"
@@ -539,7 +550,7 @@ class FeedbackGapWatch(GapWatch):
             yield from self.gap.anew(row.at)
             self._people.clear()
         known = _compared(self._people, owner)
-        if known is not None and row.signals:
+        if known is not None and owner is not None and owner.task and row.signals:
             known.heard = min(known.heard + 1.0, known.turns)
         if self.gap.look_due(row.at):
             yield from self._look(row.at)
