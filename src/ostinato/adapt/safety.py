@@ -271,7 +271,9 @@ class _BusyPerson(NamedTuple):
 
 
 class ViolationConstraint:
-    """The Lagrange multiplier of a constraint on one tenant's people: steered answers must not violate more often than the holdout's.
+    """The Lagrange multiplier of a constraint on one tenant's people: their answers must not violate more often than the holdout's.
+
+    Their answers are those that may be steered, whether or not they were.
 
     Dual ascent: at every 16th answer that may be steered, `multiplier` rises by `step` times the difference between the two groups' rates
     over about the last thousand answers, and stays between 0 and `most`. A violation costs its person's regression `multiplier` of reward,

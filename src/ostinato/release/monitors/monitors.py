@@ -81,7 +81,7 @@ class Monitors:
 
     @property
     def readings(self) -> list[Sameness]:
-        """How similar answers to different people were, for each of the last releases."""
+        """How similar answers to different people were, in each of the last twenty periods (`SamenessWatch`)."""
         return list(self._sameness.readings)
 
     @property
