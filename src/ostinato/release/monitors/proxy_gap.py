@@ -518,9 +518,9 @@ class _FeedbackCounts:
 class FeedbackGapWatch(GapWatch):
     """The monitor of the feedback gap: turns and rewards in, alarms out.
 
-    Both arms are counted for a week (`gold_s`), compared hourly, and counted anew. A turn has feedback if its reward rests on signals. The
-    alarm is raised when live's share of turns with feedback is shown to be lower by more than `UNHEARD`, at level `gold_alpha` over all
-    looks. It pauses nothing: people may say less because there is less to complain about.
+    Both arms are counted for a week (`gold_s`), compared hourly, and counted anew. Only turns whose purpose is a task count; a turn has
+    feedback if its reward rests on signals. The alarm is raised when live's share of turns with feedback is shown to be lower by more than
+    `UNHEARD`, at level `gold_alpha` over all looks. It pauses nothing: people may say less because there is less to complain about.
     """
 
     def __init__(self, config: MonitorsConfig) -> None:
@@ -529,7 +529,7 @@ class FeedbackGapWatch(GapWatch):
         self._config = config
 
     def turn(self, turn: Turn) -> None:
-        """Count a person's turn that may get a reward. People who were not assigned to live or control at random are left out."""
+        """Count a person's turn if its purpose is a task. People who were not assigned to live or control at random are left out."""
         side = _SIDES.get(turn.arm)
         if not self._config.enabled or side is None or turn.purpose is not Purpose.TASK or not dealt_by_chance(turn):
             return
