@@ -105,7 +105,7 @@ class SafetyConfig(BaseModel, frozen=True, extra="forbid"):
 
 
 class PriorPrivacyConfig(BaseModel, frozen=True, extra="forbid"):
-    """Differential privacy of the prior: how much it may tell of anybody whose ratings are in it."""
+    """Differential privacy of the prior: how much it may reveal about anybody whose ratings are in it."""
 
     epsilon: float = Field(
         default=0.0,
@@ -146,7 +146,7 @@ class PriorPrivacyConfig(BaseModel, frozen=True, extra="forbid"):
 
 
 class StylesConfig(BaseModel, frozen=True, extra="forbid"):
-    """Styles: additions to the system prompt, of which each person is dealt the one that pleases them."""
+    """Styles: additions to the system prompt, drawn for each person by what their ratings say they like."""
 
     prompts: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")], Annotated[str, Field(max_length=2000)]] = (
         Field(

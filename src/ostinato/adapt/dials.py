@@ -28,9 +28,8 @@ _LOG = logging.getLogger(__name__)
 _POLL_S = 1.0  # seconds between two checks for rows that other gateways wrote
 _SAVE_S = 0.25  # seconds between two writes of states
 _REFIT_S = 300.0  # least seconds between two checks whether a prior is due
-_MOST_FITTED = (
-    1000  # a fit uses the people of a tenant who rated last, up to this many; more would not improve the mean
-)
+# a fit uses the people of a tenant who rated last, up to this many; more would not improve the mean
+_MOST_FITTED = 1000
 _MOST_REFUSED = 32  # rejected bases whose weights are kept for the status; weights of older ones are hardly live
 _MOST_SPREAD = 500  # people whose dials `spread` summarises
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)

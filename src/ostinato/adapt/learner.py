@@ -293,7 +293,7 @@ class PersonState:
         recent: the later answers.
         held: dials that the person set, by number.
         strikes: how often violations returned the person to the prior.
-        reported: violations of answers that are no longer kept since a dial was cleared by hand, so that clearing hides none.
+        reported: violations of answers that are no longer kept since dials were cleared or reset by hand, which must hide none.
         nats: the KL divergence that the person's answers have spent.
         cursor: the last row of the log that was applied.
         private: some ratings are about answers that only the person's own dials may learn from (`Consent.ADAPT`).
@@ -426,7 +426,7 @@ class PersonState:
     def struck(self, most: int) -> PersonState:
         """Return the state back at the prior with one more strike, if at least `most` answers have violations; 0: never.
 
-        The answers that count are those kept one by one, and those that were until a dial was cleared by hand.
+        The answers that count are those kept one by one, and those that were until dials were cleared or reset by hand.
         """
         if not most or not self.recent or self._violations() < most:
             return self

@@ -271,13 +271,15 @@ class _BusyPerson(NamedTuple):
 
 
 class ViolationConstraint:
-    """The Lagrange multiplier of a constraint on one tenant's people: steered answers must not violate more often than the holdout's.
+    """The Lagrange multiplier of a constraint on one tenant's people: their answers must not violate more often than the holdout's.
+
+    Their answers are those that may be steered, whether or not they were.
 
     Dual ascent: at every 16th answer that may be steered, `multiplier` rises by `step` times the difference between the two groups' rates
     over about the last thousand answers, and stays between 0 and `most`. A violation costs its person's regression `multiplier` of reward,
     with the value at the signal's position in the log.
 
-    In a group's rate nobody weighs more than eight answers, or a twentieth of all answers if that is more. The excess is left out, at the
+    In a group's rate nobody weighs more than eight answers, or a twentieth of the group's if that is more. The excess is left out, at the
     person's own rate. So no rate is one person's, and groups of fewer than three people are not compared. `person` is a pseudonym.
 
     The 128 busiest people have counts of their own (Space-Saving: Metwally, Agrawal and El Abbadi, ICDT 2005). A newcomer replaces the

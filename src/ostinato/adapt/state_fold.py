@@ -481,7 +481,7 @@ class StateFold:
         return signal.name in self._rules.violations.signals and signal.value >= _VIOLATED
 
     def _reward(self, signal: Signal) -> float | None:
-        """Return the reward in [0, 1] that a signal stands for, or the cost of a violation; None for one that retracts another."""
+        """Return the reward in [0, 1] that a signal stands for, a `violation` with its current cost, or None for a retraction."""
         if signal.retracts is not None:
             return None
         if self._violates(signal):

@@ -185,7 +185,7 @@ def opinion_shift(
         ValueError: no pairs, or not the same ones.
     """
     if len(candidate) != len(incumbent):
-        raise ValueError(f"{len(candidate)} pairs beside {len(incumbent)}; measure both versions on the same ones")
+        raise ValueError(f"{len(candidate)} pairs against {len(incumbent)}; measure both versions on the same ones")
     excess = np.array(candidate, dtype=np.float64) - np.array(incumbent, dtype=np.float64) - TOLERANCE
     found = skew_bounds(excess, alpha=FALSE_POSITIVE_RATE)
     return OpinionShift(

@@ -76,7 +76,7 @@ def paired_items(
     if left.keys() != right.keys():
         odd = sorted(left.keys() ^ right.keys())
         raise ValueError(
-            f"unpaired scores: {len(odd)} (item, draw) pairs stand on one side only, first {odd[0]}; rerun them"
+            f"unpaired scores: {len(odd)} (item, draw) pairs are on one side only, first {odd[0]}; rerun them"
         )
     differences: dict[str, list[float]] = {}
     for pair in sorted(left):

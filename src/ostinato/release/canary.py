@@ -133,7 +133,7 @@ class RunningTrial:
         self._trial = Trial(self._config, active=self._active(record.began), metrics=self._metrics, plan=record.plan)
 
     async def _read(self, until: float = math.inf, past: float = math.inf, now: float = math.inf) -> None:
-        """Read the log up to `until`. Of turns that are dropped because too many wait, those that ended after `past` count as missed."""
+        """Read the log up to `until`. Turns dropped because too many wait are missed if they ended after `past`, else added to the past."""
         if self._reactions is None:
             self._reactions = self._from(await self._log.before_last(self._outcomes.window, Turn))
         for each in await self._reactions.refresh(until, now):

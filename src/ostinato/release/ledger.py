@@ -255,7 +255,7 @@ class State:
 
     @property
     def dealing(self) -> Dealing | None:
-        """How users are dealt to the arms of the trial, or None."""
+        """The assignment of users to the arms of the trial; None without a trial."""
         return None if self.trial is None else self.trial.dealing()
 
     def dealt(self, verified: float) -> Dealing | None:
@@ -290,7 +290,7 @@ def fold(state: State, event: ReleaseEvent) -> State:
 
 
 def is_void(state: State, event: ReleaseEvent) -> bool:
-    """Return true for a line that took effect too late, because live was moved just before it was written.
+    """Return true for a line that has no effect, because live was moved just before it was written.
 
     Such a line records a trial or a wait for approval against a version that is no longer live (the candidate is then evaluated against the
     new one), or the verification of a version that was rolled back.

@@ -42,7 +42,7 @@ class GateJudge(Evals, Protocol):
     """Evaluation whose scores the ledger can keep and restore."""
 
     def evidence(self) -> Mapping[str, Any]:
-        """Return the draws that no verdict has used yet, as JSON types."""
+        """Return the draws of the evaluation that is not decided yet, as JSON types."""
         ...
 
     def restore(self, evidence: Mapping[str, Any]) -> None:

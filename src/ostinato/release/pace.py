@@ -311,7 +311,7 @@ class Spent:
     """Upper bounds on the expected number of errors in the last `WEEKS` weeks.
 
     Attributes:
-        trials: trials that ended.
+        trials: trials that ended, except those that a person ended.
         verdicts: the gate's verdicts.
         false_ships: candidates that shipped although they lose the margin, if all candidates lose it. By linearity of expectation it is the
             sum of the levels of the trials, or of the gate's verdicts where candidates are not tried.

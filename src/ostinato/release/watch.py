@@ -264,7 +264,7 @@ class ReleaseWatch:
         self._harm: Harm | None = None
 
     async def live(self, state: State, control: PolicyVersion, now: float) -> Harm | None:
-        """Return the harm that live has done since it shipped, compared with control; None if none was found.
+        """Return the harm that live does in the current period (`GuardTest`), compared with control; None if none was found.
 
         Acceptance, engine errors and users who came again the next day are compared, at a third of alpha each. Raises Unavailable while the
         release lies in the future, because the clock was ahead when it shipped.

@@ -88,10 +88,12 @@ async def prospect(log: Log, shares: Mapping[str, float], config: RouterConfig) 
         raise BadConfig(f"the shares {dict(shares)} must be at least 0 and sum to 1")
     dealt = await _dealt(log, config)
     if len({each.person for each in dealt if each.reward is not None}) < 2:
-        raise NotFound("Auto has dealt no turns of two users whose reward is known; an estimate needs them")
+        raise NotFound("Auto has routed rated turns of fewer than two users; an estimate needs two")
     arms = sorted({arm for each in dealt for arm in each.pick.odds})
     if unknown := sorted(shares.keys() - set(arms)):
-        raise BadConfig(f"there was never an arm {unknown[0]!r}: nothing is known of it; the log has {', '.join(arms)}")
+        raise BadConfig(
+            f"there was never an arm {unknown[0]!r}: nothing is known about it; the log has {', '.join(arms)}"
+        )
     known = {each.pick.arm for each in dealt if each.reward is not None}
     if unrated := sorted(arm for arm, share in shares.items() if share > 0.0 and arm not in known):
         raise NotFound(f"no reward of {unrated[0]!r} is known: an estimate with a share for it needs some")

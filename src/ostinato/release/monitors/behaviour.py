@@ -200,7 +200,7 @@ ACCEPTED_DOUBT = 0.1
 """The uncertainty of an accepted shift, as a fraction of it. The shifted rate's deviation is taken as at least half of the shift."""
 
 BACK = 10
-"""The number of sessions after which a reference arm that was silent counts as active again."""
+"""The number of its sessions, without a new silence, after which a reference arm that was silent counts as active again."""
 
 
 class SessionRole(StrEnum):
@@ -574,7 +574,7 @@ class Behaviour:
 
     def _reference_alarm(self, at: float) -> Alarm:
         if not self._told_silent:
-            why = "no reference arm is silent any more"
+            why = "the monitors no longer wait for a silent reference arm"
             return Alarm(id="", name=REFERENCE, state=AlarmState.CLEARED, reason=why, at=at)
         arm, blind = self._expected.arm, self._expected.blind
         why = f"reference arm {arm} is silent while other arms are served: no behaviour is judged" + (

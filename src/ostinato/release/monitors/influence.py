@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.core.notices import Alarm, AlarmState, Forgotten
-from ostinato.core.records import Arm, Batch, Person, Turn
+from ostinato.core.records import Arm, Batch, Person, Purpose, Turn
 from ostinato.release.monitors.active_alarms import ACCEPTED
 from ostinato.release.monitors.config import MonitorsConfig
 
@@ -25,7 +25,9 @@ from ostinato.release.monitors.config import MonitorsConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """The person who was served a turn, the turn's episode, and whether live or control served it. `auto`: routed by Auto, not at random.
+    """The person who was served a turn, the turn's episode, and whether live or control served it.
+
+    `auto`: it was routed by Auto, not at random. `task`: its purpose is a task, not a subagent's call, a compaction or a side call.
 
     Example: ``Owner(person=("default", "ann"), episode="e1", live=True)``
     """
@@ -35,6 +37,7 @@ class Owner:
     live: bool
     control: bool = False
     auto: bool = False
+    task: bool = True
 
 
 class TurnOwners:
@@ -58,6 +61,7 @@ class TurnOwners:
             live=turn.arm is Arm.LIVE,
             control=turn.arm is Arm.CONTROL,
             auto=turn.auto is not None,
+            task=turn.purpose is Purpose.TASK,
         )
         if len(self._owners) > self._most:
             self._owners.popitem(last=False)
@@ -75,7 +79,7 @@ class TurnOwners:
     def snapshot(self) -> list[list[Any]]:
         """Return the owners as JSON types, oldest first."""
         return [
-            [turn, *owner.person, owner.episode, owner.live, owner.control, owner.auto]
+            [turn, *owner.person, owner.episode, owner.live, owner.control, owner.auto, owner.task]
             for turn, owner in self._owners.items()
         ]
 
@@ -90,9 +94,10 @@ class TurnOwners:
                     live=bool(live),
                     control=bool(control),
                     auto=bool(auto),
+                    task=bool(task),
                 ),
             )
-            for turn, tenant, user, episode, live, control, auto in rows
+            for turn, tenant, user, episode, live, control, auto, task in rows
         )
 
 

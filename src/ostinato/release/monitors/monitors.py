@@ -30,7 +30,7 @@ from ostinato.release.monitors.rates import Rate
 from ostinato.release.monitors.sameness import Sameness, SamenessWatch
 from ostinato.release.monitors.session_length import SessionLengthWatch
 
-FORMAT = "monitors@12"
+FORMAT = "monitors@13"
 
 Watched = Turn | Alarm | ReleaseEvent | Reward | Batch | Signal
 """The rows that can change an alarm."""
@@ -81,7 +81,7 @@ class Monitors:
 
     @property
     def readings(self) -> list[Sameness]:
-        """How similar answers to different people were, for each of the last releases."""
+        """How similar answers to different people were, in each of the last twenty periods (`SamenessWatch`)."""
         return list(self._sameness.readings)
 
     @property

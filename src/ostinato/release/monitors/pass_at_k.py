@@ -43,7 +43,9 @@ class NarrowingWatch:
         self._name = name
         self._candidate = ""
         self._stands = False
-        self._known_at: float | None = None  # time of the log's alarm that this began from: it covers all earlier rows
+        self._known_at: float | None = (
+            None  # time of the log's alarm that this began from: it covers all rows up to then
+        )
 
     @property
     def standing(self) -> list[str]:
@@ -83,7 +85,7 @@ class NarrowingWatch:
             self._stands, self._candidate = False, ""
 
     def _is_known(self, at: float) -> bool:
-        """Return true for a row older than the log's alarm. From the first later row on, no row is, even if the clock was set back."""
+        """Return true for rows up to the time of the log's alarm; from the first later row on false, even if the clock was set back."""
         if self._known_at is not None and at > self._known_at:
             self._known_at = None
         return self._known_at is not None

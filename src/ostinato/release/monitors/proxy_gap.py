@@ -311,11 +311,22 @@ class GoldWatch(GapWatch):
 # ---------------------------------------------------------------- the outcome gap
 
 
-def _compared(people: PersonCrowd[T], owner: Owner | None) -> T | None:
-    """Return the counts of the person who was served a turn by live or control, if the arm was assigned at random; else None."""
+class _OnASide(Protocol):
+    treated: bool
+
+
+_Side = TypeVar("_Side", bound=_OnASide)
+
+
+def _compared(people: PersonCrowd[_Side], owner: Owner | None) -> _Side | None:
+    """Return the counts of the person who was served a turn by live or control, if the arm was assigned at random; else None.
+
+    It is also None if the person has since moved to the other side: feedback on the turn may arrive after control's share was changed.
+    """
     if owner is None or owner.auto or not (owner.live or owner.control):
         return None
-    return people.known(owner.person)
+    known = people.known(owner.person)
+    return known if known is not None and known.treated is owner.live else None
 
 
 RETURNED = "returned"
@@ -507,9 +518,9 @@ class _FeedbackCounts:
 class FeedbackGapWatch(GapWatch):
     """The monitor of the feedback gap: turns and rewards in, alarms out.
 
-    Both arms are counted for a week (`gold_s`), compared hourly, and counted anew. A turn has feedback if its reward rests on signals. The
-    alarm is raised when live's share of turns with feedback is shown to be lower by more than `UNHEARD`, at level `gold_alpha` over all
-    looks. It pauses nothing: people may say less because there is less to complain about.
+    Both arms are counted for a week (`gold_s`), compared hourly, and counted anew. Only turns whose purpose is a task count; a turn has
+    feedback if its reward rests on signals. The alarm is raised when live's share of turns with feedback is shown to be lower by more than
+    `UNHEARD`, at level `gold_alpha` over all looks. It pauses nothing: people may say less because there is less to complain about.
     """
 
     def __init__(self, config: MonitorsConfig) -> None:
@@ -518,7 +529,7 @@ class FeedbackGapWatch(GapWatch):
         self._config = config
 
     def turn(self, turn: Turn) -> None:
-        """Count a person's turn that may get a reward. People who were not assigned to live or control at random are left out."""
+        """Count a person's turn if its purpose is a task. People who were not assigned to live or control at random are left out."""
         side = _SIDES.get(turn.arm)
         if not self._config.enabled or side is None or turn.purpose is not Purpose.TASK or not dealt_by_chance(turn):
             return
@@ -539,7 +550,7 @@ class FeedbackGapWatch(GapWatch):
             yield from self.gap.anew(row.at)
             self._people.clear()
         known = _compared(self._people, owner)
-        if known is not None and row.signals:
+        if known is not None and owner is not None and owner.task and row.signals:
             known.heard = min(known.heard + 1.0, known.turns)
         if self.gap.look_due(row.at):
             yield from self._look(row.at)

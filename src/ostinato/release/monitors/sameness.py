@@ -120,7 +120,7 @@ def sameness(live: Iterable[Answered], control: Iterable[Answered], policy: str 
 
 
 def _similarity(hashes: Sequence[str]) -> tuple[float, float]:
-    """Return the mean similarity of all pairs of three answers or more, and the jackknife's estimate of its variance.
+    """Return the mean similarity over all pairs among three or more answers, and the jackknife's estimate of its variance.
 
     Answers that are all the same, or have no run in common, do not make the mean certain: one person's counts as if it were like no other,
     or like one.
@@ -143,12 +143,12 @@ def _similarity(hashes: Sequence[str]) -> tuple[float, float]:
 class SamenessWatch(GapWatch):
     """The monitor of similarity: turns and releases in, alarms out.
 
-    Both sides' people are counted anew after a release once a hundred people were served by live and twenty by control, or after a week
-    (`gold_s`): what people ask changes from day to day, and answers of one day are more alike than those of a week. They are compared each
-    hour, by a bound that holds at all looks. The periods that begin in one week share the level `gold_alpha`: each gets half of it times
-    the part of a week that the one before it lasted. The alarm pauses nothing, since a model that has learned the one right form of answer
-    repeats it, too. It stays raised until a period ends within the tolerance, or a person accepts it. `readings`: those of the last twenty
-    periods, oldest first.
+    Both sides' people are counted anew when live moves, if by then a hundred people of live and twenty of control were counted, or after a
+    week (`gold_s`): what people ask changes from day to day, and answers of one day are more alike than those of a week. They are compared
+    each hour, by a bound that holds at all looks. The periods that begin in one week share the level `gold_alpha`: each gets half of it
+    times the part of a week that the one before it lasted. The alarm pauses nothing, since a model that has learned the one right form of
+    answer repeats it, too. It stays raised until a period ends within the tolerance, or a person accepts it. `readings`: those of the last
+    twenty periods, oldest first.
     """
 
     def __init__(self, config: MonitorsConfig) -> None:

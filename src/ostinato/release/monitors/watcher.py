@@ -55,7 +55,7 @@ def rates_of(off: Iterable[str], own: Mapping[str, str]) -> tuple[Rate, ...]:
                 name=name,
                 measure=find_function(f"release.monitors.own.{name}", place),
                 harmful=frozenset(Shift),
-                means=f"what {place} says",
+                means=f"the value of {place}",
             )
         )
     return tuple(found)
@@ -151,7 +151,7 @@ class MonitorWatcher:
 
     @property
     def readings(self) -> list[sameness.Sameness]:
-        """How similar answers to different people were, compared with control, for the last releases that a hundred people were served."""
+        """How similar answers to different people were, compared with control, in each of the last twenty periods (`SamenessWatch`)."""
         return self._fold.monitors.readings
 
     @property

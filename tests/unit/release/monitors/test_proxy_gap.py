@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -424,6 +425,24 @@ def test_turns_that_auto_dealt_and_what_is_said_of_them_count_on_neither_side(wa
         assert (watch.snapshot()["people"] == before) is (turn == "picked")
 
 
+@pytest.mark.parametrize("watch", [gap(("survived",)), FeedbackGapWatch(MonitorsConfig())], ids=["outcome", "feedback"])
+def test_late_feedback_on_a_turn_of_the_other_side_does_not_count_after_a_person_changed_sides(watch):
+    """Control's share was changed between the turn and its feedback."""
+    owners, turns = TurnOwners(10), {}
+    for arm in (Arm.LIVE, Arm.CONTROL):
+        turns[arm] = replace(a_turn(arm.value, user="ann", arm=arm, ended_at=1.0), propensity=0.5)
+        watch.turn(turns[arm])
+        owners.see(turns[arm])
+    before = deepcopy(watch.snapshot()["people"])
+    for arm in (Arm.LIVE, Arm.CONTROL):
+        owner = owners.get(arm.value)
+        if isinstance(watch, OutcomeGapWatch):
+            watch.signal(a_signal(turns[arm], "survived", at=2.0, value=1.0), owner)
+            assert (watch.snapshot()["people"] == before) is (arm is Arm.LIVE)
+        list(watch.reward(Reward(turn=arm.value, value=1.0, function="f@1", signals=("s",), at=2.0), owner))
+        assert (watch.snapshot()["people"] == before) is (arm is Arm.LIVE)
+
+
 # ---------------------------------------------------------------- the feedback gap
 
 
@@ -469,6 +488,21 @@ def test_feedback_gap_is_not_told_of_a_tolerated_difference_of_silence_everywher
     assert spoken(side_calls, np.random.default_rng(1), (0.0, 0.6), purpose=Purpose.SIDE) == []
     off = FeedbackGapWatch(MonitorsConfig(enabled=False))
     assert spoken(off, np.random.default_rng(1), (0.0, 0.6)) == []
+
+
+def test_feedback_on_turns_of_another_purpose_does_not_raise_the_share_of_tasks_with_feedback():
+    watch, owners = FeedbackGapWatch(MonitorsConfig()), TurnOwners(10)
+    for purpose in Purpose:
+        turn = replace(a_turn(purpose.value, user="ann", arm=Arm.LIVE), propensity=0.5, purpose=purpose)
+        watch.turn(turn)
+        owners.see(turn)
+    again = TurnOwners(10)
+    again.restore(json.loads(json.dumps(owners.snapshot())))
+    for purpose in sorted(Purpose, key=lambda each: each is Purpose.TASK):
+        reward = Reward(turn=purpose.value, value=1.0, function="f@1", signals=("s",), at=1.0)
+        list(watch.reward(reward, again.get(purpose.value)))
+        ((_, counts),) = watch._people
+        assert (counts.turns, counts.heard) == (1.0, float(purpose is Purpose.TASK)), purpose
 
 
 def test_feedback_gap_of_a_busy_minority_is_not_everybodys_and_who_is_forgotten_is_dropped():
