@@ -396,8 +396,9 @@ class Overlapped:
         return None if error is None else f"the last version is not stored: {type(error).__name__}: {error}"
 
     async def begin(self, learned: Learned) -> None:
-        """Start to publish a version once the previous one is stored, and wait for the previous one. Raises its error, if any, after this
-        publication was started.
+        """Start to publish a version after the previous one, and wait until the previous one is stored.
+
+        Raises the error of the previous publication, if any; the new one runs all the same.
         """
         before = self._under_way
         self._under_way = asyncio.create_task(self._publish(learned, before))

@@ -278,7 +278,7 @@ def written_over(files: Mapping[str, bytes], filtered: FilteredChanges) -> dict[
 
 
 def read_data(model: type[D], task: Task) -> D:
-    """Parse a task's `grading.data`. Raises BadConfig that names the task, the field and the error."""
+    """Parse a task's `grading.data`. Raises BadConfig, naming the task, the field and the error."""
     try:
         return model.model_validate(dict(task.grading.data))
     except ValidationError as error:
