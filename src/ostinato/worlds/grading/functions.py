@@ -52,7 +52,7 @@ class IsolatedPrograms:
     async def run(
         self, program: str, spec: SandboxSpec, *, stdin: bytes, timeout: float, env: Mapping[str, str] | None = None
     ) -> ExecResult:
-        """Run a program of `inside/` in a fresh sandbox of `spec`, without network and mounts, and with a higher output limit.
+        """Run a program of `inside/` in a fresh sandbox of `spec`, without network and mounts, and with an output limit of at least 8 MiB.
 
         Background processes die with the sandbox before the output is read. If paths conflict (see `clashing`), nothing runs and the exit
         code is 126. Raises what `Backend.start` raises.

@@ -132,7 +132,7 @@ async def rehearse(programs: IsolatedPrograms, task: Task, grading: PytestGradin
             opened[path].add(place)
         before = None if found else shown
     raise BadConfig(
-        f"task {task.id!r}: the values that its tests see with the solution still differ after {_SEALED_RUNS} runs; "
+        f"task {task.id!r}: the values that its tests see with the solution are not stable after {_SEALED_RUNS} runs; "
         "remove what is random from the tests or the code"
     )
 

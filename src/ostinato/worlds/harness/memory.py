@@ -237,7 +237,7 @@ class Memory:
         self._repeated, self._counted_tokens, self._counted, self.fresh = 1 + len(kept), 0, 0, True
 
     async def _request_summary(self, window: Sequence[Message], left: Left) -> str:
-        """Ask the model to summarise a window. Returns "" if every attempt was refused."""
+        """Ask the model to summarise a window. Returns "" if every attempt was refused or no tokens are left."""
         config, asked = self._config, [*window, Message(role=Role.USER, text=self._config.request)]
         for number in range(config.tries):
             now = left()
