@@ -40,7 +40,8 @@ class Published:
 
     `bytes`: what a follower that has the base must fetch (payloads and manifest); `stored`: everything written, including a full snapshot
     and squashed deltas that were due; `ratio`: `full_bytes` / `bytes`; `changed`: the share of elements that differ from the base, None
-    without a base; `reason`: why a full snapshot was written, "" if none was.
+    without a base; `reason`: why a full snapshot was written, "" if none was. If the store had the version already, `bytes` and `stored`
+    are 0, `changed` is None and `reason` is "published before".
 
     Example: ``Published(policy=v17, manifest="ab12...", kind="delta", bytes=4_300_000, stored=4_300_000, full_bytes=269_000_000,
     ratio=62.6, changed=0.0098, seconds=0.41, reason="")``

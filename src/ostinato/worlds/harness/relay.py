@@ -363,7 +363,7 @@ class ModelRelay:
             if self._sent > self._sent_bytes:
                 raise self._end(Ended.LENGTH, f"it has sent more than {self._sent_bytes} bytes (sent_bytes)")
             if len(data) > _BODY_BYTES:
-                raise _Refused(413, f"a request may have at most {_BODY_BYTES} bytes")
+                raise _Refused(413, f"a request has at most {_BODY_BYTES} bytes")
         try:
             asked = json.loads(bytes(data))
         except (ValueError, RecursionError):
