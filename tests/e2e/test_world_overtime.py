@@ -40,7 +40,7 @@ def write_tasks(path):
             "messages": [{"role": "user", "content": f"say {n}"}],
             "tokens": 400,
             "timeout_s": seconds,
-            "grading": {"grader": "pattern", "data": {"pattern": ""}},
+            "grading": {"grader": "pattern", "data": {"pattern": "^"}},
         }
         for n in range(3)
         for seconds in TIMES

@@ -132,12 +132,14 @@ def rollout(
     """
     from ostinato.launch.commands.worlds.train import connect_overrides, world_overrides
 
-    if connect and not (world and cert and key and ca):
+    words = [*(world_overrides(world) if world else ()), *connect_overrides(connect, cert, key, ca)]
+    config = common.starting(*words)
+    door = config.worlds.connect
+    if connect and not (config.worlds.file and door.certificate and door.key and door.authority):
         raise BadConfig(
             "--connect needs a taskset and this worker's certificates: add --world FILE, --cert FILE, --key FILE and --ca FILE (PEM)"
         )
-    words = [*(world_overrides(world) if world else ()), *connect_overrides(connect, cert, key, ca)]
-    run_worker("rollout", common.starting(*words), expendable=400)
+    run_worker("rollout", config, expendable=400)
 
 
 def housekeeping(common: Common = DEFAULTS) -> None:

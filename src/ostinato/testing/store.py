@@ -37,7 +37,7 @@ class MemoryStore:
             raise NotFound(f"object {hash} is not in the weight store", field="hash")
         data = self.objects[hash]
         if hash_of(data) != hash:
-            raise Corrupt(f"object {hash} does not have the bytes that its name promises")
+            raise Corrupt(f"object {hash} does not match its hash")
         return data
 
     async def has(self, hash: str) -> bool:

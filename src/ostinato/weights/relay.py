@@ -391,7 +391,7 @@ class _Refs:
         self._down: _Known[str] | None = None  # why upstream does not answer, and since when
         self._failed_at = float("-inf")
         self._new_refs = _NEW_REFS_PER_CLEANUP  # since the last cleanup; an earlier process may have left many
-        self._cleanup: asyncio.Task[None] | None = None
+        self._cleaning: asyncio.Task[None] | None = None
 
     def unreachable_s(self) -> float | None:
         """Return the seconds for which upstream has not answered, or None while it answers."""
@@ -428,7 +428,7 @@ class _Refs:
         if value is None:
             await self._delete_stored(ref)
         elif before is None or before.value != value:
-            await self._store(ref, value)
+            await self._store_ref(ref, value)
         return value
 
     async def _list(self) -> dict[str, str]:
@@ -455,7 +455,7 @@ class _Refs:
             self._down = None
         return answer
 
-    async def _store(self, ref: str, value: str) -> None:
+    async def _store_ref(self, ref: str, value: str) -> None:
         """Store a ref's value on disk, and start a cleanup if one is due."""
         try:
             old = await self._local.read_ref(ref)
@@ -466,9 +466,9 @@ class _Refs:
             logger.warning("ref %s is served but not stored on disk: %s", ref, error)
             return
         self._new_refs += old is None
-        if self._new_refs >= _NEW_REFS_PER_CLEANUP and self._cleanup is None:
+        if self._new_refs >= _NEW_REFS_PER_CLEANUP and self._cleaning is None:
             self._new_refs = 0
-            self._cleanup = asyncio.create_task(self._clean_up())
+            self._cleaning = asyncio.create_task(self._clean_up())
 
     async def _delete_stored(self, ref: str) -> None:
         """Delete a stored ref that upstream no longer has, if upstream has another ref: an unmounted directory would have none at all."""
@@ -507,7 +507,7 @@ class _Refs:
         except (OstinatoError, OSError) as error:
             logger.warning("refs of old versions stay in %s: %s", self._local.root, error)
         finally:
-            self._cleanup = None
+            self._cleaning = None
 
     def _age(self, known: _Known[Any]) -> float:
         return self._clock() - known.at

@@ -187,8 +187,8 @@ async def test_an_upstream_that_lost_all_refs_costs_no_ref_here(upstream, tmp_pa
 
 
 async def tidied(store: RelayStore) -> None:
-    if store._refs._cleanup is not None:
-        await store._refs._cleanup
+    if store._refs._cleaning is not None:
+        await store._refs._cleaning
 
 
 async def test_refs_of_old_versions_are_dropped_after_the_answer_and_beside_damaged_ones(

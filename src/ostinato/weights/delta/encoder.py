@@ -38,13 +38,12 @@ from ostinato.weights.delta.bits import (
 
 CLASSES = 24
 DENSEST = 4  # a chunk in which more than 1 in 4 elements changed is left to other codecs
-_USUAL_BITS = (
-    32  # room per change, plus room for 256 changes; a stream that does not fit is written again with more room
-)
-_MERGE_BITS = (
-    10  # classes are merged if that costs fewer bits; a header takes about 30, but separate classes code steps better
-)
-_LANES = 4  # counters per exponent: neighbours often share an exponent, and incrementing the same counter twice in a row stalls
+# room per change, plus room for 256 changes; a stream that does not fit is written again with more room
+_USUAL_BITS = 32
+# classes are merged if that costs fewer bits; a header takes about 30, but separate classes code steps better
+_MERGE_BITS = 10
+# counters per exponent: neighbours often share an exponent, and incrementing the same counter twice in a row stalls
+_LANES = 4
 # 1 block in 29 is sampled to estimate how many elements each exponent has; row lengths are not multiples of 29
 _SAMPLING = 29
 

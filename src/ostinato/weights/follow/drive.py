@@ -75,9 +75,8 @@ class VllmFollower:
         self._stale_cache = False  # the server has the new weights, but the KV cache of the old ones
 
     async def __aenter__(self) -> VllmFollower:
-        connector = aiohttp.TCPConnector(
-            force_close=True
-        )  # the server may close a keep-alive connection as a request arrives
+        # no keep-alive: the server may close an idle connection just as a request arrives
+        connector = aiohttp.TCPConnector(force_close=True)
         self._session = aiohttp.ClientSession(timeout=self._timeout, connector=connector)
         return self
 

@@ -62,7 +62,7 @@ class Staging:
         self._thread.start()
 
     def stage(self, root: str) -> Staged:
-        """Start to fetch a version. Does nothing if it is being fetched or ready; retries a refused one.
+        """Start to fetch a version, and drop any other one. Does nothing if it is being fetched or ready; retries a refused one.
 
         Raises: BadRequest for a root of the wrong form.
         """

@@ -206,7 +206,7 @@ async def collect(
 
     Raises:
         Corrupt: the manifest of a version cannot be read, so it is unknown what it needs; nothing was deleted.
-        Conflict: another collection was running; run it again.
+        Conflict: another collection, or a publisher, moved refs meanwhile; run it again.
         BadConfig: the grace period is too short for this store.
         Unavailable, StorageFull: the store refused; everything needed is still there, and the call can be repeated.
 

@@ -40,7 +40,8 @@ class Published:
 
     `bytes`: what a follower that has the base must fetch (payloads and manifest); `stored`: everything written, including a full snapshot
     and squashed deltas that were due; `ratio`: `full_bytes` / `bytes`; `changed`: the share of elements that differ from the base, None
-    without a base; `reason`: why a full snapshot was written, "" if none was.
+    without a base; `reason`: why a full snapshot was written, "" if none was. If the store had the version already, `bytes` and `stored`
+    are 0, `changed` is None and `reason` is "published before".
 
     Example: ``Published(policy=v17, manifest="ab12...", kind="delta", bytes=4_300_000, stored=4_300_000, full_bytes=269_000_000,
     ratio=62.6, changed=0.0098, seconds=0.41, reason="")``
@@ -396,8 +397,9 @@ class Overlapped:
         return None if error is None else f"the last version is not stored: {type(error).__name__}: {error}"
 
     async def begin(self, learned: Learned) -> None:
-        """Start to publish a version once the previous one is stored, and wait for the previous one. Raises its error, if any, after this
-        publication was started.
+        """Start to publish a version after the previous one, and wait until the previous one is stored.
+
+        Raises the error of the previous publication, if any; the new one runs all the same.
         """
         before = self._under_way
         self._under_way = asyncio.create_task(self._publish(learned, before))

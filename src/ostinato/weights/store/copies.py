@@ -84,7 +84,7 @@ class Copies:
         return bytes(await self._part(self._path(name, file), 0, sizes[file])) if sizes[file] else b""
 
     async def fetch(self, name: str, files: Mapping[str, int], into: Path) -> None:
-        """Download files of these sizes to the directory `into`, which must not exist. They are durable on return.
+        """Download files of these sizes to the directory `into`, which must not exist. Each file is fsynced; the directory is not.
 
         Raises NotFound, Corrupt for a file of another size, StorageFull.
         """

@@ -108,7 +108,7 @@ class Manifests:
         return hash, manifest
 
     async def walk(self, hash: str) -> AsyncIterator[tuple[str, Manifest]]:
-        """Yield a manifest and its ancestors, newest first. Ends at a full snapshot if its ancestors were garbage-collected."""
+        """Yield a manifest and its ancestors, newest first. Ends early if an ancestor of a full snapshot was garbage-collected."""
         at: str | None = hash
         needed = True
         while at is not None:

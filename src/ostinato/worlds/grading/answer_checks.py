@@ -1,7 +1,7 @@
 """Rule-based checks of a single answer: required and forbidden text, an exact JSON form, refusals, pointers to help, language.
 
-The rules match words. They miss a refusal in words that they do not list, a harmful answer that follows a refusal or warning without a
-sign that they know, an encoded secret, and whether an answer is true.
+The rules match words. They miss a refusal in words that they do not list, a harmful answer after a refusal or warning if it shows none of
+the listed signs, and an encoded secret, and they cannot see whether an answer is true.
 """
 
 from __future__ import annotations

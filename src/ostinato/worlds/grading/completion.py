@@ -1,4 +1,4 @@
-"""Grades a function body that a model wrote by hidden tests, in a sandbox, such that the body cannot forge the verdict.
+"""Grades a function body that a model wrote by hidden tests, in a sandbox, so that the body cannot forge the verdict.
 
 The demo's simulated users and the evaluation runner call `python_tests` and get 0.0 or 1.0. Each sandbox run has two processes: one runs
 the body and only answers calls; the judge runs the tests, holds the nonce and owns stdout. Arguments and results cross a pipe as Python

@@ -100,8 +100,8 @@ def effort_of(effort: Mapping[str, float], config: EffortConfig) -> float:
 def priced(value: float, effort: Mapping[str, float], config: EffortConfig) -> tuple[float, float]:
     """Return an outcome's value after the cost of its effort, and that cost as a share, in [0, 1], of the largest.
 
-    The value never falls below 0, and 0 stays 0, so giving up early gains nothing. Since `weight` < 1, a solved task always beats an
-    unsolved one.
+    The value never falls below 0, and 0 stays 0, so giving up early gains nothing. Since `weight` < 1, a positive value stays
+    positive, so a solved task always beats one that is graded 0.
     """
     x = min(effort_of(effort, config), config.most)
     share = min(1.0, effort_cost(x, config.k, config.q) / effort_cost(config.most, config.k, config.q))

@@ -52,7 +52,7 @@ class IsolatedPrograms:
     async def run(
         self, program: str, spec: SandboxSpec, *, stdin: bytes, timeout: float, env: Mapping[str, str] | None = None
     ) -> ExecResult:
-        """Run a program of `inside/` in a fresh sandbox of `spec`, without network and mounts, and with a higher output limit.
+        """Run a program of `inside/` in a fresh sandbox of `spec`, without network and mounts, and with an output limit of at least 8 MiB.
 
         Background processes die with the sandbox before the output is read. If paths conflict (see `clashing`), nothing runs and the exit
         code is 126. Raises what `Backend.start` raises.
@@ -278,7 +278,7 @@ def written_over(files: Mapping[str, bytes], filtered: FilteredChanges) -> dict[
 
 
 def read_data(model: type[D], task: Task) -> D:
-    """Parse a task's `grading.data`. Raises BadConfig that names the task, the field and the error."""
+    """Parse a task's `grading.data`. Raises BadConfig, naming the task, the field and the error."""
     try:
         return model.model_validate(dict(task.grading.data))
     except ValidationError as error:

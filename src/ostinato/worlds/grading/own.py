@@ -118,10 +118,10 @@ class _GradingProcess:
 class OwnGrader:
     """Implements `Grader` by a function, plain or async, with the task's `grading.timeout_s` for each outcome.
 
-    A plain function runs on its own thread per call, so that a call that waits does not block the others. When a grade is late, the child
-    process gets no more requests and is killed once its other pending requests are done. An error that the function raises, a timeout, and
-    the end of the child process are Unavailable: a missing grade is not a grade of 0. `identity` is the setting's value with a hash of the
-    function's source.
+    Each call of a plain function runs on its own thread, so that a call that waits does not block the others. When a grade is late, the
+    child process gets no more requests and is killed once its other pending requests are done. An error that the function raises, a
+    timeout, and the end of the child process are Unavailable: a missing grade is not a grade of 0. `identity` is the setting's value with
+    a hash of the function's source.
 
     `key` is the setting, and `name` its value, "module:function". Beyond `memory_bytes` of private memory (None: no limit) the function
     gets a MemoryError.
@@ -231,7 +231,7 @@ async def _serve(function: Callable[..., Any], questions: BinaryIO, answers: Bin
         number, task, rollout = _question.validate_json(line)
         graded = await _graded(function, task, rollout)
         if os.getpid() != this:
-            os._exit(0)  # the function forked, and the forked copy must not answer, too
+            os._exit(0)  # the function forked, and the forked copy must not answer a second time
         try:
             line = answer_line(number, *graded)
         except (TypeError, ValueError) as error:  # a grade that cannot be written as JSON

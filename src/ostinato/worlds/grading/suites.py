@@ -91,6 +91,8 @@ class Rehearsal:
 async def rehearse(programs: IsolatedPrograms, task: Task, grading: PytestGrading) -> Rehearsal:
     """Run the tests with the solution: unsealed, then sealed until the reported values are stable, each time under another hash seed.
 
+    Without a solution (a canary), run the unsealed tests once, to learn their ids.
+
     Raises BadConfig if a fail-to-pass test or more than a tenth of the pass-to-pass tests fail with the solution (fewer are left out), if
     the tests do not end in time, or if the reported values do not become stable. Raises Unavailable if pytest collects nothing.
     """
@@ -130,7 +132,7 @@ async def rehearse(programs: IsolatedPrograms, task: Task, grading: PytestGradin
             opened[path].add(place)
         before = None if found else shown
     raise BadConfig(
-        f"task {task.id!r}: the values that its tests see with the solution still differ after {_SEALED_RUNS} runs; "
+        f"task {task.id!r}: the values that its tests see with the solution are not stable after {_SEALED_RUNS} runs; "
         "remove what is random from the tests or the code"
     )
 
@@ -239,9 +241,8 @@ async def run_suite(
     )
     ended = f"it ended with {result.code} ({result.killed_reason or 'by itself'}): "
     errors = ended + result.stderr.decode("utf-8", "replace")[-300:]
-    testimony = await asyncio.to_thread(
-        read_testimony, result.stdout, sites
-    )  # on a thread: it may hold millions of lines
+    # on a thread, because there may be millions of lines
+    testimony = await asyncio.to_thread(read_testimony, result.stdout, sites)
     return replace(testimony, errors=errors, timed_out=result.timed_out)
 
 
@@ -306,9 +307,8 @@ class PytestGrader:
             open_places=rehearsal.open_places,
             seconds=rehearsal.seconds,
         )
-        return await asyncio.to_thread(
-            _graded, grading, rehearsal, filtered, heard
-        )  # on a thread: pattern searches may be slow
+        # on a thread, because pattern searches may be slow
+        return await asyncio.to_thread(_graded, grading, rehearsal, filtered, heard)
 
     async def _rehearsed(self, task: Task, grading: PytestGrading) -> Rehearsal:
         """Return a task's rehearsal: started by the first grading, shared by concurrent and later ones, and forgotten if it fails."""
@@ -316,9 +316,8 @@ class PytestGrader:
         if key not in self._rehearsals:
 
             def forget(ended: asyncio.Task[Rehearsal]) -> None:
-                if (
-                    ended.cancelled() or ended.exception() is not None
-                ):  # retrieved here, in case all waiters were cancelled
+                # `exception` marks the error as retrieved, in case all waiters were cancelled
+                if ended.cancelled() or ended.exception() is not None:
                     self._rehearsals.pop(key, None)
 
             self._rehearsals[key] = asyncio.create_task(rehearse(self._programs, task, grading))

@@ -196,7 +196,7 @@ def read_testimony(sent: bytes, sites: Sites) -> Testimony:
 
 
 def passes(heard: TestHeard, solution: TestHeard | None) -> bool:
-    """Return True if a test ended without a failure and all its claims hold.
+    """Return True if a test ended, neither failed nor skipped, and all its claims hold.
 
     It must also have reached every claim that the solution's run reached or, without a solution, at least one claim.
     """

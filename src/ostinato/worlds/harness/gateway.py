@@ -107,7 +107,7 @@ class EpisodeModel:
         left_s: float | None = None,
         purpose: Purpose = Purpose.TASK,
     ) -> ModelAnswer:
-        """Return the assistant's next message, as `Model.ask`."""
+        """Return the assistant's next message. Implements `Model.ask`."""
         timing = _Timing(left_s)
         body = chat_body(await self._gateway.named(), messages, max_tokens=max_tokens, stop=stop) | {
             "user": USER,
@@ -123,9 +123,7 @@ class EpisodeModel:
                 body["tool_choice"] = "none"
         answer = read_chat_answer(await self._answer(body, timing, purpose))
         answered = _answered(answer)
-        if (
-            not answered.tokens
-        ):  # it could be the last turn, which gets the rollout's grade, and has no token to train on
+        if not answered.tokens:  # as the last turn it would get the rollout's grade, without a token to train on
             raise Unavailable(f"turn {answered.turn} holds no token")
         self.turns.append(answered.turn)
         self.policies |= set(answer.policies)
@@ -144,9 +142,10 @@ class EpisodeModel:
     async def passed(
         self, path: str, body: bytes, headers: Mapping[str, str], *, left_s: float | None = None
     ) -> AsyncGenerator[PassedAnswer]:
-        """Forward one call, and yield its answer as a stream that ends after `left_s` seconds at the latest, whatever its HTTP status.
+        """Forward one call, and yield its answer as a stream, which the gateway ends after at most `left_s` seconds (None: no limit).
 
-        The call is a turn of the episode. It is retried only until the answer begins. Raises Unavailable, and its subclass OutOfTime.
+        The call is a turn of the episode. It is retried only until the answer begins. An error that a retry would get again, or HTTP 429,
+        counts as an answer, too. Raises Unavailable, and its subclass OutOfTime.
         """
         timing = _Timing(left_s)
         sent = {**headers, **self._headers, "Idempotency-Key": self._fresh_key()}
@@ -445,7 +444,10 @@ class WorldGateway:
 
     @contextlib.asynccontextmanager
     async def streamed(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncGenerator[PassedAnswer]:
-        """Yield the answer to a POST as a stream, also for HTTP 429 and client errors. Raises Unavailable if a retry may succeed."""
+        """Yield the answer to a POST as a stream, also if it is HTTP 429 or an error that a retry would get again.
+
+        Raises Unavailable for all other errors.
+        """
         if self._session is None:
             raise RuntimeError("enter the gateway first")
         sent = {**headers, "Content-Type": "application/json"}
@@ -466,7 +468,7 @@ class WorldGateway:
             yield PassedAnswer(status=response.status, headers=response.headers, parts=parts)
 
     def _timeout(self, headers: Mapping[str, str]) -> aiohttp.ClientTimeout:
-        """Return the client-side timeout of a call. It ends after the deadline in the headers, which the gateway itself enforces."""
+        """Return the client-side timeout of a call: `timeout_s`, or later than the deadline in its headers, which the gateway meets."""
         left = headers.get(LEFT, "")
         return aiohttp.ClientTimeout(total=int(left) / 1000 + 2 * GRACE_S if left.isdecimal() else self._timeout_s)
 

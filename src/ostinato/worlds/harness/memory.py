@@ -33,7 +33,7 @@ Told = Literal["files", "summaries", "calls", "tokens", "seconds"]
 Left = Callable[[], Mapping[str, float]]
 
 _BYTES_PER_TOKEN = 4  # an estimate, until the gateway has counted tokens
-_LAST_MESSAGE_DIVISOR = 8  # the repeated last message takes at most this fraction of the window
+_LAST_MESSAGE_DIVISOR = 8  # the repeated last message takes at most 1/8 of the window
 _MOST_FILES, _MOST_PATH = 20, 60  # changed files that are listed, and characters of a path
 _FRAME = re.compile(r"(?<!=)={3,}(?=\s*(?:memory|end of)\b)", re.IGNORECASE)
 _MARKUP = re.compile(
@@ -237,7 +237,7 @@ class Memory:
         self._repeated, self._counted_tokens, self._counted, self.fresh = 1 + len(kept), 0, 0, True
 
     async def _request_summary(self, window: Sequence[Message], left: Left) -> str:
-        """Ask the model to summarise a window. Returns "" if every attempt was refused."""
+        """Ask the model to summarise a window. Returns "" if every attempt was refused or no tokens are left."""
         config, asked = self._config, [*window, Message(role=Role.USER, text=self._config.request)]
         for number in range(config.tries):
             now = left()

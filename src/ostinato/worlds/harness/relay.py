@@ -342,9 +342,8 @@ class ModelRelay:
         left_s = self._deadline - asyncio.get_running_loop().time()
         try:
             async with self._model.passed(request.path, body, passed_headers(request.headers), left_s=left_s) as answer:
-                captured = (
-                    not counting and answer.status == 200
-                )  # an agent that disconnects midway has still used the turn
+                # an agent that disconnects midway has still used the turn
+                captured = not counting and answer.status == 200
                 data = bytearray()
                 response = await pass_on(request, answer, _FORWARDED, data)
             if not counting:
@@ -397,9 +396,8 @@ class ModelRelay:
     def _record(self, answer: PassedAnswer, data: bytes) -> bool:
         """Record a complete answer. Returns True if it is a turn."""
         parsed = read_agent_answer(self._dialect, data) if answer.status == 200 else None
-        error = (
-            "" if parsed is not None else data.decode("utf-8", "replace")
-        )  # a stream with status 200 may hold one, too
+        # a stream with status 200 may hold an error, too
+        error = "" if parsed is not None else data.decode("utf-8", "replace")
         outgrown = (line for line in error.split("\n") if any(words in line for words in _TOO_LONG))
         self.outgrown = next(outgrown, "")[:500]
         if parsed is None or not parsed.tokens:  # a grade must not go to a turn without tokens to train on

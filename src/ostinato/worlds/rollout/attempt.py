@@ -376,7 +376,7 @@ class Measurement:
     ) -> None:
         self._tasks, self._shop, self._tries = tasks, shop, tries
         self._token, self._again = token, again
-        self._slots = asyncio.Semaphore(concurrency)
+        self._concurrency = asyncio.Semaphore(concurrency)
         self._attempts = RolloutAttempts(shop, pause_s=pause_s, patience_s=patience_s)
 
     async def results(self) -> AsyncGenerator[FinishedRollout]:
@@ -399,7 +399,7 @@ class Measurement:
                 await asyncio.gather(*work, return_exceptions=True)
 
     async def _one(self, task: Task, episode: str) -> FinishedRollout:
-        async with self._slots:
+        async with self._concurrency:
             number = 0
             while True:
                 tried = await self._attempts.measure(task, episode if not number else f"{episode}.again{number}")

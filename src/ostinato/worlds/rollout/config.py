@@ -67,7 +67,7 @@ class WorldsConfig(BaseModel, frozen=True, extra="forbid"):
     group_first: int = Field(
         default=4,
         ge=0,
-        description="Rollouts of a group that run first. The others run only if the first get different grades. 0: all run at once.",
+        description="Rollouts of a group that run first. The others do not run if the first all get the same grade. 0: all run at once.",
     )
     suspects: int = Field(
         default=0,

@@ -133,7 +133,7 @@ class RolloutGroup:
         return len({outcome.grade for outcome in (*self.graded, *self.continued)}) < 2
 
     def settled(self, first: int) -> bool:
-        """Return True if the `first` members, at least two of them graded, all have the same grade, and no other member has begun. Then the
+        """Return True if at least two of the first `first` members were graded, all of them alike, and no other member has begun. Then the
         others need not run.
 
         With binary grades this keeps the direction of a task's expected gradient, since the members of a group are exchangeable given
@@ -351,8 +351,8 @@ class EventFile:
     """The journal: an append-only file of events, one JSON line each, that can be compacted. Opening it drops at most a last line that a
     kill cut short.
 
-    The first line holds a random `token` that identifies the file; after a rewrite also the number of rewritten lines and their hash. A
-    file of more than `most_bytes` is `grown`.
+    The first line holds a random `token` that identifies the file; after a rewrite also the number of rewritten lines and their hash. The
+    file is `grown` beyond `most_bytes`, or beyond `TIMES_NEEDED` times its size after the last rewrite, if that is more.
     """
 
     def __init__(self, path: Path, token: str, most_bytes: int = MOST_BYTES) -> None:

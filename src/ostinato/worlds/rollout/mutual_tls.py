@@ -19,14 +19,14 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 def door_context(certificate: str, key: str, authority: str) -> ssl.SSLContext:
-    """Return the TLS context of the door, the server side. Raises BadConfig that names the faulty file."""
+    """Return the TLS context of the door, the server side. Raises BadConfig, naming the faulty file."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = ssl.CERT_REQUIRED
     return _configured(context, certificate, key, authority, "worlds.door")
 
 
 def worker_context(certificate: str, key: str, authority: str) -> ssl.SSLContext:
-    """Return the TLS context of a worker, the client side. Raises BadConfig that names the faulty file."""
+    """Return the TLS context of a worker, the client side. Raises BadConfig, naming the faulty file."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # verifies the host name
     return _configured(context, certificate, key, authority, "worlds.connect")
 
@@ -84,7 +84,7 @@ def serial_of(certificate: Mapping[str, Any] | None) -> str:
 class RefusedSerials:
     """The revocation list `worlds.door.refused`: serial numbers from a file, read again when the file changes, without a restart.
 
-    Raises BadConfig that names a line that is no serial number, or a file that cannot be read.
+    Raises BadConfig, naming the line that is no serial number, or the file that cannot be read.
     """
 
     def __init__(self, file: str = "") -> None:

@@ -143,9 +143,8 @@ class OwnTurns:
     async def groups(self, worker: str, turns: Iterable[str]) -> dict[str, str | None]:
         """Return the worker's own turns among `turns`, each with its group's name in the log. Raises Unavailable."""
         asked = list(dict.fromkeys(turns))
-        known = {
-            turn: self._cache[turn] for turn in asked if turn in self._cache
-        }  # they may be evicted during the lookup
+        # copied, because entries may be evicted during the lookup
+        known = {turn: self._cache[turn] for turn in asked if turn in self._cache}
         unknown = [turn for turn in asked if turn not in known]
         for turn in await self._log.find(Turn, [(turn,) for turn in unknown]) if unknown else ():
             known[turn.id] = (turn.arm, turn.episode, turn.group)

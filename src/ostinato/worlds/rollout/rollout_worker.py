@@ -31,7 +31,7 @@ class Rollouts:
         tasks: the taskset. Its `train` tasks are trained on, the others are only measured.
         shop: the harnesses, sandboxes, grader and gateway.
         journal, events: the worker's journal, and its events at the start.
-        spent: finds in the log which groups the trainer has taken.
+        spent: finds in the log which groups the trainer has taken, and which were held back.
         tell: called with progress events for people: a kind, and fields.
         keep: called with the record of each rollout that ended for good or was only measured.
         flat_count: as in `Groups`.
@@ -72,7 +72,7 @@ class Rollouts:
         )
         for event in events:
             self.groups.apply(event)
-        self._slots = asyncio.Semaphore(config.concurrency)
+        self._concurrency = asyncio.Semaphore(config.concurrency)
         self._under_way: dict[asyncio.Task[None], None] = {}
         self._suspected: dict[int, list[tuple[FinishedRollout, tuple[float, ...]]]] = {}  # by open group
         self._ended_rollouts: dict[int, list[Rollout]] = {}  # by open group, since this worker started
@@ -185,13 +185,12 @@ class Rollouts:
 
     async def _member(self, group: RolloutGroup, member: int, task: Task) -> None:
         """Run one rollout, and retry it if it ended for a reason outside the policy."""
-        async with self._slots:
+        async with self._concurrency:
             while group.slots[member].last is None:
                 episode = self.groups.episode(group.number, member)
                 begun = {"kind": "begun", "n": group.number, "member": member, "episode": episode}
-                self._record(
-                    begun, sync=True
-                )  # its turns stay in the log under this name, so no other rollout may get it
+                # durable, because its turns stay in the log under this name, which no other rollout may get
+                self._record(begun, sync=True)
                 recorded = self._beliefs and self._config.suspects > 0 and task.known is not None
                 tried = await self._attempts.once(task, episode, group.name, record=recorded)
                 last = tried.value is not None or len(group.slots[member].failed) + 1 >= self._config.tries
@@ -219,7 +218,7 @@ class Rollouts:
                     work.create_task(self._continuation(group, tried, at, number))
 
     async def _continuation(self, group: RolloutGroup, tried: FinishedRollout, at: int, number: int) -> None:
-        async with self._slots:
+        async with self._concurrency:
             found = await self._attempts.continued(tried, group.name, at, number)
         if found is not None:
             event = {"kind": "continued", "n": group.number, "episode": found.episode}
@@ -232,7 +231,7 @@ class Rollouts:
         held_out = [task for task in self._tasks.values() if task.split is not Split.TRAIN]
 
         async def one(place: int, task: Task) -> tuple[Split, FinishedRollout]:
-            async with self._slots:
+            async with self._concurrency:
                 tried = await self._attempts.measure(task, f"{self._journal.token}.m{number}.{place}")
             self._keep(tried.record(self._taskset, self._clock))
             return task.split, tried

@@ -184,7 +184,7 @@ def world_overrides(file: Path) -> tuple[str, ...]:
 def connect_overrides(url: str | None, cert: Path | None, key: Path | None, ca: Path | None) -> tuple[str, ...]:
     """Return the settings of a rollout worker for another machine's run, as `--set` words.
 
-    Example: ``connect_overrides("https://t:8443", None, None, None) == ('worlds.connect.url="https://t:8443"',)``
+    Example: ``connect_overrides("https://t:8443", None, None, None) == ('learn.source="worlds"', 'worlds.connect.url="https://t:8443"')``
     """
     places = {"certificate": cert, "key": key, "authority": ca}
     files = [
@@ -192,4 +192,4 @@ def connect_overrides(url: str | None, cert: Path | None, key: Path | None, ca: 
         for name, path in places.items()
         if path
     ]
-    return (*([as_override("worlds.connect.url", url)] if url else ()), *files)
+    return (*(('learn.source="worlds"', as_override("worlds.connect.url", url)) if url else ()), *files)

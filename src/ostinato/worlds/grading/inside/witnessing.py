@@ -93,7 +93,7 @@ class Narrator:
 
 
 def prepare(job: dict[str, Any]) -> None:
-    """Delete the deleted files and the stale bytecode of fresh files, and set the import path."""
+    """Delete the deleted files and the cached bytecode of fresh files, which may be stale, and set the import path."""
     for path in job["deleted"]:
         if os.path.isfile(path):
             os.unlink(path)
