@@ -188,7 +188,7 @@ class CheckedCorner:
     """A checked corner, or a checked style with all dials at 0 (`style`).
 
     The bounds have a familywise error rate of `alpha` over all corners and styles, in `families` over all task families as well. `tokens`:
-    mean length of its answers. `found`: UNSAFE if any family is.
+    mean length of its answers. `found`: UNSAFE if `whole` or any family is, else what `whole` shows.
 
     Example: ``CheckedCorner(corner=corner, whole=whole, families={"code": rise}, tokens=31.5, found=Safety.OPEN)``
     """
