@@ -71,7 +71,7 @@ class RestoredLog:
 def restore_log(
     config: Config, source: Path, keys: Path | None, on_bytes: OnBytes, old_master: Path | None = None
 ) -> RestoredLog:
-    """Install a backup as the run's log, with the logs of branches that do not exist here.
+    """Install a backup as the run's log, and the logs in it of branches that have no log here.
 
     Keys that are destroyed in the run's own file of keys or in the file `keys` are destroyed in the restored one. `old_master` is the file
     of the master key of a backup that was made before `rekey_log`. The run's folds are deleted, to be rebuilt from the log; so are the

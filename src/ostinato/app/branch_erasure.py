@@ -139,6 +139,7 @@ class BranchErasure(ErasureReplay):
         return any(job.knows(policy) and policy in knew for policy in named if policy is not None)
 
     def _is_live(self, job: ErasureJob, live: PolicyVersion) -> bool:
+        """Return True: a branch restarts only from a version that is live already."""
         return True
 
     async def _release_refs(self, job: ErasureJob) -> None:

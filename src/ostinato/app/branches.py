@@ -164,7 +164,7 @@ OWN_REFS = ("live", "base", *_OFFERED, *_JUDGED)
 async def begin_anew(run: Run, start: PolicyVersion) -> None:
     """Detach a branch from its earlier versions before a restart at `start`.
 
-    `base`, to which training is kept near, becomes `start`; no earlier version is offered for release or compared with. Idempotent. The
+    `base`, near which training is kept, becomes `start`; no earlier version is offered for release or compared with. Idempotent. The
     earlier versions are kept as long as the ledger and a restarted trainer need them.
     """
     await leave_versions(run, {held for ref in OWN_REFS if (held := await run.store.read_ref(ref))}, start.hash)

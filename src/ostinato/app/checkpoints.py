@@ -180,7 +180,7 @@ async def batch_digest(log: RowLog, step: int) -> str:
 
 
 def shared_checkpoints(run: Run) -> SharedCheckpoints | None:
-    """Return the sharing of the run's checkpoints; None if no other host can have a trainer of it, or the settings turn it off."""
+    """Return the `SharedCheckpoints` of a run; None if no other host can have a trainer of it, or the settings turn it off."""
     config = run.config
     elsewhere = config.record.url and config.weights.url and not is_relay(config.weights.url)
     if not elsewhere or not config.learn.share_checkpoints:

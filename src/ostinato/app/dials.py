@@ -104,7 +104,7 @@ async def fit_live(
 ) -> FittedBasis:
     """Fit a basis to a version (None: the live one) on `each` answers of at most `tokens` tokens to each prompt. Imports torch.
 
-    `names`: the dials that it shall have (`fit_basis`). Writes nothing. Raises NotFound without a live version, BadConfig for a model
+    `names`: the dials to make (see `fit_basis`). Writes nothing. Raises NotFound without a live version, BadConfig for a model
     without a chat template or if nothing can be steered.
     """
     from ostinato.model.config import backend
@@ -188,7 +188,7 @@ class CheckedCorner:
     """A checked corner, or a checked style with all dials at 0 (`style`).
 
     The bounds have a familywise error rate of `alpha` over all corners and styles, in `families` over all task families as well. `tokens`:
-    mean length of its answers. `found`: UNSAFE if any family is.
+    mean length of its answers. `found`: UNSAFE if `whole` or any family is, else what `whole` shows.
 
     Example: ``CheckedCorner(corner=corner, whole=whole, families={"code": rise}, tokens=31.5, found=Safety.OPEN)``
     """
@@ -374,7 +374,7 @@ class _Check:
             self._corners += 2 * len(basis.names) + joint + self._rules.drawn + len(people)
 
     async def whole(self) -> BasisCheck:
-        """Check the styles and all corners, dropping dials until no group of dials is unsafe."""
+        """Check the styles and all corners, dropping dials until no corner of several dials is unsafe."""
         self._level = self._rules.alpha / max(1, self._corners - 1)
         await self._sample_base()
         tokens, basis = float(np.mean(self._answers.tokens)), self._basis
@@ -403,7 +403,7 @@ class _Check:
         alone = [await self._check_corner(corner) for corner in safety.single_corners(basis, reach)]
         dropped = list(dict.fromkeys(each.corner.dial for each in alone if each.found is Safety.UNSAFE))
         while len(dropped) < len(basis.names):
-            several = [await self._check_corner(corner) for corner in self._joint_corners(basis, reach, dropped)]
+            several = [await self._check_corner(corner) for corner in self._corners_of_several(basis, reach, dropped)]
             if not any(each.found is Safety.UNSAFE for each in several):
                 return [*alone, *several], dropped
             dropped.append(_dial_to_drop(basis, reach, several))
@@ -435,7 +435,7 @@ class _Check:
             if self._rise(np.ones(count), level).found is not Safety.UNSAFE
         )
 
-    def _joint_corners(self, basis: Basis, reach: safety.DialReach, dropped: Sequence[str]) -> list[safety.Corner]:
+    def _corners_of_several(self, basis: Basis, reach: safety.DialReach, dropped: Sequence[str]) -> list[safety.Corner]:
         """Return the corners of several dials: all at once, simulated and real people. Dropped dials are at 0."""
         names = basis.names
         kept = [number for number, name in enumerate(names) if name not in dropped]

@@ -112,7 +112,7 @@ _job = TypeAdapter(ErasureJob)
 
 
 class ErasureFiles:
-    """The files of a run's erasures. Every write is durable and atomic."""
+    """The files of a run's erasures. Every write is durable, and all but `append_step` are atomic."""
 
     def __init__(self, place: Home) -> None:
         self.root = place.erasure
@@ -184,7 +184,7 @@ class ErasureFiles:
 class ErasurePlan:
     """What a replay would do. `first` is None if no step would change without the people, so that nothing need be replayed.
 
-    `touched`: number of batches that would differ. `checkpoints`: those that it may begin at, newest first, because one may be damaged.
+    `touched`: number of batches that would differ. `checkpoints`: where the replay may begin, newest first, because one may be damaged.
     """
 
     first: int | None
@@ -491,7 +491,7 @@ class ErasureReplay:
         write_atomic(path, signed.model_dump_json(indent=1) + "\n", durable=True)
 
     async def purge(self, live: PolicyVersion) -> str:
-        """Once the version or a later one is live, delete what knew the people and is named by no ref. Return what was done."""
+        """Once the version or a later one is live, delete what knew the people and no ref names. Return what was done; "" if nothing."""
         job = self.job
         if job is None or job.phase != "release" or job.version is None or not self._is_live(job, live):
             return ""
@@ -560,7 +560,7 @@ class Tainted:
     named: dict[str, PolicyVersion]
 
     def line(self) -> str:
-        """Describe, for people, what is deleted and what still waits."""
+        """Return a line for the operator: what is deleted, and which versions wait until their refs move."""
         waits = ", ".join(f"{policy} (ref {ref})" for ref, policy in self.named.items())
         gone = f"{len(self.checkpoints)} checkpoints and {len(self.free)} versions"
         return f"{gone}; until their refs move: {waits}" if waits else gone
@@ -574,7 +574,7 @@ def store_of(run: Run) -> KeptStore:
 async def find_tainted(run: Run, first: int, last: int) -> Tainted:
     """Return what may know somebody whose first effect was on step `first`, if training continued without them after step `last`.
 
-    For a branch that restarted only versions: its earlier checkpoints are gone, and other checkpoints are numbered by other runs' steps.
+    For a branch that restarted, return versions alone: its earlier checkpoints are gone, and the numbers of the others are of other steps.
     """
     from ostinato.train.checkpoint import step_of, stored
 

@@ -68,7 +68,7 @@ def open_suite(config: Config) -> TaskSuite:
 
 
 def check_learner(config: Config) -> None:
-    """Raise BadConfig if users shall follow training, but nothing tests the steps or nothing is learned from users."""
+    """Raise BadConfig if users are to follow training, but nothing tests the steps or nothing is learned from users."""
     if not config.serve.learner_share:
         return
     if not config.evaluate.suite:
@@ -165,13 +165,13 @@ def _window(config: Config) -> object:
 
 
 MEASURED = 5
-"""Number of verdicts from which on a suite's spread is measured by the paired differences instead of the anchor's draws."""
+"""With at least this many verdicts, a suite's spread is that of the paired differences; with fewer, that of the anchor's draws."""
 
 
 async def note_resolution(run: Run, suite: Suite) -> None:
     """Write into the log whether the suite has the power for the margins, at the spread measured by its verdicts. Idempotent.
 
-    Up to `MEASURED` verdicts the spread of the anchor's draws counts, then that of the differences.
+    With fewer than `MEASURED` verdicts the spread of the anchor's draws counts; from then on that of the differences.
     """
     reports: list[Mapping[str, Any]] = []
     async for row in rows_of(run.log, ReleaseEvent):

@@ -60,7 +60,7 @@ def resolve(
     if asked != "auto":
         return NumericsMode(mode=asked)
     if kernels == "torch":
-        why = "torch's kernels guarantee no bits"
+        why = "torch's kernels do not guarantee bitwise equality"
     elif products != "plain":
         why = f"engine.products = {products!r} rounds what the trainer does not"
     else:
@@ -242,7 +242,10 @@ def trainer_backend(config: Config) -> ComputeBackend:
 
 
 def training(config: Config) -> TrainConfig:
-    """Return the trainer's settings with `compute`, `publish` and `base_turns` resolved: "auto" is the engine's. Raises BadConfig."""
+    """Return the trainer's settings without "auto": `compute` is the engine's dtype, `publish` the model's.
+
+    If `learn.source` is "people" and `learn.batch` is "auto", `base_turns` is `learn.least_turns` unless set. Raises BadConfig.
+    """
     import torch
 
     settings: dict[str, Any] = {}
@@ -295,7 +298,7 @@ def examined(config: Config, dtype: torch.dtype, threads: int) -> Measured[Exact
 
 
 def threads_agree(config: Config) -> bool:
-    """Return whether the engine's threads together give the bits of one thread, by the self-test. True in fast mode, without guarantee."""
+    """Return whether all engine threads together give the bits of one, by the self-test. True in fast mode, which guarantees none."""
     if numerics_mode(config).mode != "exact":
         return True
     return _examined(config, compute(config), _all_threads(config)).value.exact

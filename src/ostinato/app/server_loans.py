@@ -1,8 +1,8 @@
 """Servers lent from people to rollouts, and draining servers.
 
-Lending: while people send few requests, servers of the live slot go to rollouts. It watches the gateway, asks the guard rules and tells the
-engine. Draining: such servers get no new requests. `ostinato drain` writes their names to a file in the run's directory, which the gateway
-reads.
+Lending: while people send few requests, servers of the live slot go to rollouts. `Lending` watches the gateway, applies the guard rules
+and instructs the engine. Draining: such servers get no new requests. `ostinato drain` writes their URLs to a file in the run's directory,
+which the gateway reads.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Lending:
             await asyncio.sleep(_LOOK_S)
 
     def look(self) -> int:
-        """Make one decision. Return how many servers were lent; negative: how many were called back."""
+        """Make one decision. Return how many servers were lent; negative: how many should come back."""
         now, standing = self._clock(), self._loans.standing()
         rate, highest = self._meter.note(now, self._waits.answers)
         if standing.open:

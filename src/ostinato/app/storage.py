@@ -78,7 +78,7 @@ _SUBDIRECTORIES = frozenset(
 
 
 def home(config: Config) -> Home:
-    """Return the run's directory, created if missing, with mode 0700 if it holds nothing but a run. Raises StorageFull."""
+    """Return the run's directory, created if missing, and closed to other users if it holds only a run. Raises StorageFull."""
     place = config.run.directory
     try:
         said = make_private(place, lambda: _is_only_a_run(place))
@@ -278,7 +278,7 @@ def open_store(config: Config, tenure: Tenure | None = None) -> KeptStore:
 
 
 async def point_ref(store: RefStore, ref: str, root: str) -> None:
-    """Let a ref name a version. Raises Conflict if another process moves it at the same time."""
+    """Let a ref name a version, unless it does already. Raises Conflict if another process moves it at the same time."""
     held = await store.read_ref(ref)
     if held != root:
         await store.move_ref(ref, held, root)

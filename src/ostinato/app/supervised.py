@@ -143,7 +143,8 @@ class Course:
     """The corpora and the schedule of a continued pre-training. `tokens` and `batch_tokens` count predicted tokens; `warmup` is a share of
     the steps, `floor` a share of the peak.
 
-    Warm-up takes at least `train.warmup_steps`, but at most half of the steps, because AdamW's first moments come from a single batch.
+    Warm-up takes at least `train.warmup_steps`, or half of the steps if that is fewer, because AdamW's first moments come from one batch.
+
     Example: ``Course(corpora=(Path("corpus"),), weights=(1.0,), tokens=1 << 20, phases=(Phase(length=512),))``
     """
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 class Learning:
     """The training worker's parts. `learner` runs the loop's stages over the other parts.
 
-    `anchor` returns the version to which training is kept near throughout (a branch's: where it began). `bases` returns steering bases by
+    `anchor` returns the version near which training is kept throughout (a branch's: where it began). `bases` returns steering bases by
     hash. `tokens`: the model's tokens. `numerics`: the id of the trainer's numerics contract.
     """
 
@@ -134,7 +134,7 @@ class ModelTokens:
         return tuple(ids) if ids and len(ids) + len(turn.sampled_ids) <= self._renderer.context else ()
 
     def said_between(self, turn: Turn, following: Turn) -> str:
-        """Return the user messages between two turns; "" if there is another answer between them, or the template does not name roles."""
+        """Return the user messages between two turns; "" if others are between them (another answer) or the template names no roles."""
         known = (*turn.prompt_ids, *turn.sampled_ids)
         if following.prompt_ids[: len(known)] != known:
             return ""
@@ -176,7 +176,7 @@ def open_learning(
     trainer, lines = _trainer(model, config, contract, settings)
     tokens = ModelTokens(model)
     desk = open_desk(config, run.log, run.folds, contract, asker, tokens, late_asker)
-    # keep two fetched versions, the anchor and the newest release: the next release is built as a delta on them
+    # keep two fetched versions, the anchor and the newest release: the next release is built from these and its delta
     follower = Follower(run.store, config.follow.model_copy(update={"keep": 2}))
     released = Released(follower, live)
 

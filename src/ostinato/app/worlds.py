@@ -450,7 +450,7 @@ def open_build_place(out: Path, cache: Path) -> BuildPlace:
 
 
 NARROWED = "worlds:best_of_k"
-"""The name of the alarm that is raised while the newest measured checkpoint has a higher pass@1 and a lower best of k."""
+"""The name of the alarm that is raised while the newest measured checkpoint has a higher pass@1 and a lower best of k than the first."""
 
 
 async def note_cheats(log: Log, watch: CheatWatch) -> None:
@@ -460,7 +460,7 @@ async def note_cheats(log: Log, watch: CheatWatch) -> None:
 
 
 async def note_coverage(log: Log, records: Iterable[Finished], k: int) -> None:
-    """Write into the log whether the newest measured checkpoint solves fewer tasks (best of k) than the first, with a higher pass@1.
+    """Write into the log whether the newest measured checkpoint has, significantly, a higher pass@1 and a lower best of k than the first.
 
     Idempotent. Writes nothing until two checkpoints have tried ten held-out tasks k times each. All records must be of one taskset.
     """

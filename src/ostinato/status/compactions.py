@@ -133,9 +133,10 @@ class _Rated:
 
 
 class CompactionTally:
-    """A bounded tally, without words, of people's turns and rewards; it yields the newest summaries and long sessions.
+    """A tally of people's turns and rewards: the newest summaries and long sessions. Its size is bounded, and it stores no text.
 
     `asked`: summaries sampled for people. `begun`: windows that began with one.
+
     Example: ``tally.turn(turn)``, later ``tally.reward(("acme", "e1"), 1.0)``, then ``compactions_now(tally)``
     """
 

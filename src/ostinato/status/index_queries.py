@@ -127,7 +127,7 @@ class IndexQueries:
         return TurnPage(rows=tuple(rows[:PAGE_ROWS]), older=older, newer=newer, count=count, outcomes=outcomes)
 
     def turn(self, id: str, tenant: str | None) -> IndexedTurn | None:
-        """Return one turn's row; None if it is another tenant's (`tenant` None: any tenant's)."""
+        """Return one turn's row; None if the index lacks it or it is another tenant's (`tenant` None: any tenant's)."""
         sql = "SELECT seq, id, outcome, value, step FROM turns WHERE id = ? AND (?2 IS NULL OR tenant = ?2)"
         return next(map(_turn_row, self.rows(sql, id, tenant)), None)
 
@@ -209,7 +209,7 @@ class IndexQueries:
         return line, events, live, previous
 
     def shipped_since(self, step: int) -> LedgerEvent | None:
-        """Return the first release of a version trained on this step. None if the trainer went back to a version before the step first."""
+        """Return the first release whose training includes this step; None if there is none, or training went back behind it."""
         gone = "SELECT min(first) FROM returns WHERE first > ?1 AND base < ?1"
         sql = (
             f"SELECT {_EVENT} FROM events WHERE action = 'shipped' AND number >= ?1 AND number < ifnull(({gone}), 1 << 62) "

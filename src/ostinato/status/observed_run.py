@@ -190,7 +190,7 @@ def difference(gap: Estimate) -> str:
 
 
 def before_releases(seen: Observed, start: float, end: float) -> list[Rated]:
-    """Return the rated turns that ended before the first release, when both arms had the same version, and before the run's last third."""
+    """Return the rated turns that started before the run's last third and ended before the first release, with one version on both arms."""
     first = min((event.at for event in seen.shipped()), default=end)
     last = seen.between(start, end - (end - start) / 3)
     return [each for each in last if each[0].ended_at < first]

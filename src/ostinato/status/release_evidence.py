@@ -300,7 +300,7 @@ MOST_VERSIONS = 32
 async def sent_between(
     manifests: Manifests, since: PolicyVersion, policy: PolicyVersion
 ) -> releases.WeightChange | None:
-    """Return the deltas that lead from one version to the other; None if fewer than `MOST_VERSIONS` manifests do not connect them."""
+    """Return the deltas that lead from one version to the other; None unless at most `MOST_VERSIONS` of them connect the two."""
     try:
         chain = await _chain(manifests, since, policy)
     except (NotFound, Corrupt):

@@ -84,7 +84,7 @@ class TurnDetail:
 class AlarmDetail:
     """The last change of one alarm, with example turns. `acceptable`: a person may end it.
 
-    `id` names the log row that raised it, so that nobody accepts an alarm that they have not seen.
+    `id` is the id of that change's log row, so that nobody accepts an alarm that they have not seen.
     """
 
     line: index_queries.AlarmLine

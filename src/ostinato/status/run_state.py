@@ -40,7 +40,7 @@ from ostinato.status.worker_status import WorkerBoard, WorkerStatus, read_board
 if TYPE_CHECKING:  # that module imports this one
     from ostinato.status.branches import BranchNow, BranchReader
 
-_RESTART_SHOWN_S = 600.0  # how long the page shows why a worker ended after its restart
+_RESTART_SHOWN_S = 600.0  # how long after its end the page shows why a restarted worker had ended
 REFS = (*SERVED_REFS, Arm.VERIFIED.value, Arm.LEARNER.value, "candidate")
 _FRESH_S = 1.0
 _AWAY_S = 60.0

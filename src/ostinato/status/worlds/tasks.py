@@ -1,4 +1,4 @@
-"""The taskset file for the page: a list of its tasks, and one task in full. Only viewers with the right to it get the hidden parts.
+"""The taskset file for the page: a list of its tasks, and one task in full. Only viewers who may see them get the hidden parts.
 
 Also counts finished rollouts: shares solved by family and version, with intervals; groups; how rollouts ended; cheats.
 """
