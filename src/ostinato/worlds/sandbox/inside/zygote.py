@@ -316,10 +316,8 @@ def main() -> None:
         given = json.load(file)
     for end in (control, requests):
         end.set_inheritable(False)
-    for number in (
-        signal.SIGINT,
-        signal.SIGHUP,
-    ):  # the terminal sends them to the caller too, which then closes the sockets
+    # the terminal sends them to the caller too, which then closes the sockets
+    for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     root, uid, gid = os.geteuid() == 0, os.getuid(), os.getgid()
     groups: ControlGroups | None = None
