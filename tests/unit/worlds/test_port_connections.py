@@ -5,7 +5,7 @@ import socket
 from ostinato.worlds.sandbox.gvisor.inside import line
 
 
-def full_slots() -> line._ConnectionSlots:
+def full_slots():
     slots = line._ConnectionSlots()
     for _ in range(line._MAX_CONNECTIONS):
         slots.acquire()
@@ -17,8 +17,8 @@ def test_a_half_closed_connection_is_shut_down_for_a_new_one():
     far, near = socket.socketpair()
     with far, near, slots.evictable(far):
 
-        class Ends(list[socket.socket]):
-            def pop(self, at: int = -1) -> socket.socket:
+        class Ends(list):
+            def pop(self, at):
                 slots.release()  # as the connection's thread does once its socket is shut down
                 return super().pop(at)
 
@@ -30,8 +30,8 @@ def test_a_half_closed_connection_is_shut_down_for_a_new_one():
 def test_a_connection_that_ends_just_before_its_eviction_does_not_end_the_port():
     slots = full_slots()
 
-    class Ends(list[socket.socket]):
-        def pop(self, at: int = -1) -> socket.socket:
+    class Ends(list):
+        def pop(self, at):
             self.clear()  # its thread has removed it meanwhile
             slots.release()
             return super().pop(at)
