@@ -234,7 +234,7 @@ def is_specified(
     """Return True if the prompt specifies a function to be written well enough, beyond its location and the names of failing tests.
 
     Either its docstring has at least one word per `lines_a_word` lines of code, and at least three. Or the function is short, and the
-    language defines its name (`__eq__`, but not `__call__`), its signature has two informative annotations, or a given test calls it.
+    language defines what its name means (`__eq__`, not `__call__`), at least two of its annotations are informative, or a test calls it.
     """
     words = len(_WORD.findall(readable_docstring(kind, function)))
     if words >= max(_FEWEST_WORDS, function.code_lines / lines_a_word):
