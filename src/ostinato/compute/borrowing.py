@@ -11,7 +11,7 @@ from dataclasses import dataclass
 class GuardRules:
     """The thresholds for lending. A load is a share of the serving replicas' capacity; a delay is a request's queueing time in seconds.
 
-    Lend: at most `most` replicas at a time, while the highest request rate in the last `window_s` loads the remaining ones to at most
+    Lend: at most `most` replicas per decision, while the highest request rate in the last `window_s` loads the remaining ones to at most
     `lend_below`, but not within `hold_s` after a return, which limits how often rollouts are interrupted. Return: enough replicas that the
     current rate loads the serving ones to at most `return_above`; all of them once a request waits longer than `guard_s` or no replica
     serves.

@@ -289,7 +289,7 @@ class AcceleratorTime:
 
 
 def roofline(need: Need, on: PlannedHardware, reached: PlannedShares, compute: float) -> AcceleratorTime:
-    """Return how long one accelerator would take. `compute`: the share of peak FLOPs that this phase reaches."""
+    """Return how long one accelerator would take. `compute`: the share of the peak FLOP/s that this phase reaches."""
     times = {
         "operations": need.flops / (on.flops * compute),
         "memory": need.memory / (on.memory_rate * reached.memory_rate),
@@ -512,13 +512,13 @@ def _lane(
 def _sampling_work(
     inputs: Description, where: str, region: PlannedRegion, turns: float
 ) -> tuple[tuple[str, Need, float], ...]:
-    """Return (name, work, share of peak FLOPs) of prefill and decode for this many turns. `where`: the field that an error names."""
+    """Return (name, work, share of the peak FLOP/s) of prefill and decode for this many turns. `where`: the field that an error names."""
     on, at = inputs.hardware[region.hardware], min(inputs.training.copies, region.replica - 1)
     fitting = fitting_answers(inputs.model, inputs.turns, on, inputs.reached, region.replica)
     if fitting < 1:
         least = smallest_replica(inputs.model, inputs.turns, on, inputs.reached)
         raise BadConfig(
-            f"{where}: {region.replica} machines cannot hold the model and one answer's cache; set {least} or more"
+            f"{where}: {region.replica} machines cannot hold the model and one answer's cache; it takes at least {least}"
         )
     batch = min(float(region.batch), fitting)
     return (

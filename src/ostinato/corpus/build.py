@@ -60,7 +60,10 @@ class CorpusBuild:
         self._record_refusal(Refusal(source=name, path="", reason=reason, detail=detail))
 
     def take(self, source: SourceFiles, on_file: Callable[[], None]) -> None:
-        """Filter a source's files and tokenize those that are kept. `on_file` is called before each file."""
+        """Filter a source's files and tokenize those that are kept. `on_file` is called before each file.
+
+        A source without a permissive licence is refused as a whole.
+        """
         if not source.permissive:
             self.refuse(source.name, "licence", source.licence)
             return

@@ -138,7 +138,14 @@ def test_the_default_fits_and_takes_its_bytes_from_the_weight_stores_plan():
         ({"regions": {"here": {**SMALL["regions"]["here"], "replica": 2, "machines": 3}}}, "regions.here.machines"),
         (
             {"hardware": {"card": {**SMALL["hardware"]["card"], "memory": 1e6}}},
-            "regions.here.replica: 1 .* set 3 or more",
+            "regions.here.replica: 1 .* it takes at least 3",
+        ),
+        (
+            {
+                "hardware": {**SMALL["hardware"], "tiny": {**SMALL["hardware"]["card"], "memory": 1e6}},
+                "evaluation": {**SMALL["evaluation"], "hardware": "tiny"},
+            },
+            "evaluation.hardware: 1 .* it takes at least 3",
         ),
         (
             {"hardware": {"card": {**SMALL["hardware"]["card"], "memory": 4e6}}},

@@ -345,11 +345,11 @@ class Attempts:
         plain = await self.runs.run([self._job(selected, {}, None) for selected, _ in needed], 2)
         found: list[SelectedTests] = []
         for (selected, outcome), alone in zip(needed, plain, strict=True):
-            reproduced = tuple(test for test in selected.tests if alone is not None and test in alone.passed)
+            passing = tuple(test for test in selected.tests if alone is not None and test in alone.passed)
             failing = frozenset(outcome.failed) if outcome is not None and (outcome.stopped or outcome.failed) else None
             # a change that takes twice as long counts as endless
             took = selected.seconds if alone is None else alone.cpu
-            found.append(replace(selected, tests=reproduced, seconds=took, lazy=failing))
+            found.append(replace(selected, tests=passing, seconds=took, lazy=failing))
         return found, left_out
 
     async def try_batch(self, functions: Sequence[mutations.Function]) -> list[Attempt]:

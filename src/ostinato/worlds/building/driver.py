@@ -187,7 +187,7 @@ def run_pytest(job: dict[str, Any], out: int) -> None:
 
 
 def drain(out: int, pid: int, seconds: float) -> tuple[list[dict[str, Any]], bool]:
-    """Return the fork's messages until it ends, and whether it exceeded its time limit. Kill its session at the end."""
+    """Return the fork's messages until it ends, and whether it exceeded its time limit. Kill its process group at the end."""
     data = bytearray()
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:

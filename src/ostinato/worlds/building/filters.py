@@ -93,11 +93,8 @@ _SHORT = 12  # characters; shorter lines occur everywhere and are ignored
 _WORD = re.compile(r"[^\W\d_]+")
 _FEWEST_WORDS = 3
 _FEWEST_TYPES = 2
-_UNDEFINED_SPECIAL = {
-    "__call__",
-    "__new__",
-    "__post_init__",
-}  # special methods: the language defines when they run, not what they do
+# special methods of which the language defines when they run, not what they do
+_UNDEFINED_SPECIAL = {"__call__", "__new__", "__post_init__"}
 
 
 class ChangeFate(StrEnum):
@@ -237,7 +234,7 @@ def is_specified(
     """Return True if the prompt specifies a function to be written well enough, beyond its location and the names of failing tests.
 
     Either its docstring has at least one word per `lines_a_word` lines of code, and at least three. Or the function is short, and the
-    language defines its name (`__eq__`, but not `__call__`), its signature has two type annotations, or a given test calls it by name.
+    language defines what its name means (`__eq__`, not `__call__`), at least two of its annotations are informative, or a test calls it.
     """
     words = len(_WORD.findall(readable_docstring(kind, function)))
     if words >= max(_FEWEST_WORDS, function.code_lines / lines_a_word):

@@ -21,14 +21,8 @@ import libcst as cst
 
 _OPEN, _CLOSED = {"(", "[", "{"}, {")", "]", "}"}
 _UNINFORMATIVE = {"None", "Any", "object"}  # annotations without information
-_SKIPPED_DECORATORS = {
-    "overload",
-    "setter",
-    "getter",
-    "deleter",
-    "register",
-    "abstractmethod",
-}  # decorators of parts of another definition
+# decorators of functions that are parts of another definition
+_SKIPPED_DECORATORS = {"overload", "setter", "getter", "deleter", "register", "abstractmethod"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

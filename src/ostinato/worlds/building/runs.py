@@ -1,6 +1,7 @@
 """Runs a package's tests in fresh sandboxes: batches of jobs, and the baseline of the unchanged suite.
 
-A sandbox's output is untrusted. The baseline consists of three runs in different orders; tests that pass in all of them are stable.
+A sandbox's output is untrusted. The baseline is three runs that differ in order, processes and hash seed; a test is stable if it passes
+in all of them.
 """
 
 from __future__ import annotations

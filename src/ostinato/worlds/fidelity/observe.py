@@ -35,7 +35,7 @@ def read_observations(path: Path) -> tuple[Observation, ...]:
     try:
         lines = lines_of(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        raise NotFound(f"there is no file {path}; `ostinato worlds observe --help` tells how to make one") from None
+        raise NotFound(f"there is no file {path}; `ostinato worlds observe --help` shows how to make one") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadRequest(f"{path} cannot be read: {error}") from error
     observations: list[Observation] = []

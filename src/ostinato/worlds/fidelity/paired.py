@@ -139,9 +139,8 @@ def tell_pairs_apart(matched: MatchedPairs, *, seed: int = 0, permutations: int 
     auc = float(accuracy_P.mean())
     error = math.sqrt(_clustered_variance(accuracy_P - auc, pairs)) / half
     least = min(half, *sizes)
-    shrunk = (max(auc, 1.0 - auc) * least + 0.5) / (
-        least + 1
-    )  # so that the interval has a width even if all pairs agree
+    # shrunk towards 0.5, so that the interval has a width even if all pairs agree
+    shrunk = (max(auc, 1.0 - auc) * least + 0.5) / (least + 1)
     error = max(error, math.sqrt(shrunk * (1.0 - shrunk) / half))
     p: float | None = None
     if permutations:

@@ -70,9 +70,8 @@ class ProbeResult:
         total is at most 5%.
         """
         by_one = any(tell.p <= ALPHA / 2 for tell in self.tells)
-        by_all = self.lower > 0.5 and (
-            self.p is None or self.p <= ALPHA
-        )  # the 95% interval's lower bound: one-sided 2.5%
+        # the 95% interval's lower bound is a one-sided test at 2.5%
+        by_all = self.lower > 0.5 and (self.p is None or self.p <= ALPHA)
         return not self.too_few and (by_one or by_all)
 
     @property

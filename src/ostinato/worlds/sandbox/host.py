@@ -138,9 +138,8 @@ class Zygote:
             control = await self.ensure_started()
             if path not in self._layers:
                 self._opening = opening = asyncio.create_task(self._open_layer(control, path))
-                opening.add_done_callback(
-                    lambda done: done.cancelled() or done.exception()
-                )  # retrieve it: the caller may be gone
+                # retrieve the exception, since the caller may be gone
+                opening.add_done_callback(lambda done: done.cancelled() or done.exception())
                 await asyncio.wait({opening})
                 if opening.cancelled():
                     raise Unavailable("the sandbox's zygote was ended as it opened a layer")

@@ -109,7 +109,7 @@ SOCKET_LEVEL, TCP_LEVEL = 1, 6
 # filters in classic and extended BPF, their lock, forced buffer sizes
 SOCKET_OPTIONS = (26, 27, 32, 33, 44, 50, 51, 52)
 SOCKET_HINTS = (7, 8)
-"""Socket buffer sizes: answered with success but left unchanged, because the buffers use kernel memory that no limit of the box counts."""
+"""Socket buffer sizes: answered with success but left unchanged. The buffers are kernel memory, and the limit assumes the default size."""
 TCP_OPTIONS = (13, 19, 31)  # congestion control by name (loads modules), repair, upper-layer protocol
 
 NAMES = sorted({*PLAIN, *ANSWERED, *RULES, "setsockopt"})

@@ -202,7 +202,7 @@ PYTHON = "python3"
 _START_S = 60.0
 _MISSING = (
     "a running sandbox cannot be forked",
-    "system calls are not filtered: the virtual machine is the only isolation",
+    "system calls are not filtered: the virtual machine alone protects its host",
     "whoever operates the machines can read their contents",
 )
 _UNCOUNTED = "no memory cgroup in the machine: a poller in the sandbox enforces the limit"

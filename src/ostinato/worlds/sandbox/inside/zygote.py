@@ -2,7 +2,8 @@
 
 Run as a script by path (``python -s -S -P zygote.py <control> <requests> <settings>``), on the standard library alone, so that it starts
 fast and holds no secrets. The keeper opens layers for the host and removes the control groups at the end. The zygote has its own user,
-pid, mount and network namespaces and a read-only root with the Python runtime, and runs as nobody. `native/zygote.c` is its loop.
+pid, mount and network namespaces and a read-only root with the Python runtime; started by root, it becomes nobody. `native/zygote.c` is its
+loop.
 
     ostinato ──requests──▶ keeper (the host's mounts; opens layers)
         │    ──control───▶ └─ zygote (pid 1 of its namespace; compiled filter, empty keyring, warm interpreter)
@@ -123,7 +124,7 @@ def keep(requests: socket.socket, zygote: int, groups: ControlGroups | None, roo
 
 
 def leave_host(given: dict[str, Any], root: bool) -> int:
-    """Enter new namespaces with their own root and network, and become nobody. Return a descriptor of the root for making mount points."""
+    """Enter new namespaces with their own root and network, and become nobody if `root`. Return a descriptor for making mount points."""
     with k.step("unshare mount, ipc and network namespaces"):
         k.call("unshare", k.CLONE_NEWNS | k.CLONE_NEWNET | k.CLONE_NEWIPC)
     k.mount("none", "/", None, k.MS_REC | k.MS_PRIVATE)
@@ -316,10 +317,8 @@ def main() -> None:
         given = json.load(file)
     for end in (control, requests):
         end.set_inheritable(False)
-    for number in (
-        signal.SIGINT,
-        signal.SIGHUP,
-    ):  # the terminal sends them to the caller too, which then closes the sockets
+    # the terminal sends them to the caller too, which then closes the sockets
+    for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     root, uid, gid = os.geteuid() == 0, os.getuid(), os.getgid()
     groups: ControlGroups | None = None

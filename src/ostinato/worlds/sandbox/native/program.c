@@ -173,7 +173,7 @@ void end_by_id(uint32_t id) {
 }
 
 /* Extend a program's deadline by the time that it waited for the processor because of other programs, unless it has used its timeout as
-   processor time. It can hide processor time (children that nobody waits for), so the total is capped at MAX_DEADLINE_FACTOR. */
+   processor time. It can hide processor time (children that nobody waits for), so it gets at most MAX_DEADLINE_FACTOR timeouts in all. */
 static int extend_deadline(int i) {
     uint64_t used, delayed, allowed = running[i].allowed, most = (MAX_DEADLINE_FACTOR - 1) * allowed;
     if (running[i].reason != ENDED || running[i].flags & COMPARING || measure_time(running[i].pid, &used, &delayed) || used >= allowed)

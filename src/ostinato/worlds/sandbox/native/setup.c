@@ -35,7 +35,7 @@ static int join_memory(void) {
     if (group < 0) return -1;
     snprintf(text, sizeof text, "%llu", (unsigned long long)box.start.memory);
     int one = settings.memory_version == 1;
-    /* Swap counts against the limit. These files are missing if the kernel does not count swap. */
+    /* Swap must not add to the limit. These files are missing if the kernel does not count swap. */
     if (one) write_at(group, "memory.memsw.limit_in_bytes", "-1"); /* lifted first: it may not be below the new memory limit */
     int wrong = write_at(group, one ? "memory.limit_in_bytes" : "memory.max", text);
     if (!wrong) write_at(group, one ? "memory.memsw.limit_in_bytes" : "memory.swap.max", one ? text : "0");

@@ -106,14 +106,14 @@ class Relay:
         """Retransmit the packets after a number. A partly written line is completed first."""
         half = [self._lines[0]] if self._at else []
         had = bool(self._lines)
-        self._acknowledged(number)
+        self._drop_acknowledged(number)
         self._lines = deque([*half, *(line for _, line in self._unacknowledged)])
         if had and not self._lines:
             self._selector.unregister(1)
         elif self._lines and not had:
             self._selector.register(1, selectors.EVENT_WRITE, self._write)
 
-    def _acknowledged(self, number: int) -> None:
+    def _drop_acknowledged(self, number: int) -> None:
         while self._unacknowledged and self._unacknowledged[0][0] <= number:
             self._unacknowledged.popleft()
 
@@ -132,7 +132,7 @@ class Relay:
         if kind == AGAIN:
             self._retransmit(NUMBER.unpack(data)[0])
         elif kind == SEEN:
-            self._acknowledged(NUMBER.unpack(data)[0])
+            self._drop_acknowledged(NUMBER.unpack(data)[0])
         elif kind == LISTEN:
             self._listen(NUMBER.unpack(data)[0])
         elif (channel := self._channels.get(number)) is None:

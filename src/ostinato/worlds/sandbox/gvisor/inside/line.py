@@ -53,9 +53,8 @@ class Unpacker:
 
 
 CONNECTED, REFUSED = b"c", b"n"
-_MAX_CONNECTIONS = (
-    64  # concurrent connections per port; more wait, or evict a connection whose program has finished sending
-)
+# concurrent connections per port; more wait, or evict a connection whose program has finished sending
+_MAX_CONNECTIONS = 64
 _PAUSE_S = 0.1  # pause after a connection that failed
 _EVICTION_POLL_S = 0.05  # interval between checks for a connection that can be evicted
 
@@ -102,7 +101,7 @@ class _ConnectionSlots:
         """Wait for a free slot; evict the oldest half-closed connection if there is none."""
         while not self._free.acquire(timeout=_EVICTION_POLL_S if not self._evictable else 0):
             if self._evictable:
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, IndexError):  # it may have ended meanwhile
                     self._evictable.pop(0).shutdown(socket.SHUT_RDWR)
 
     @contextlib.contextmanager

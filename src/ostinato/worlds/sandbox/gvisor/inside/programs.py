@@ -114,7 +114,7 @@ def _fail(name: bytes, error: OSError) -> NoReturn:
 
 def _limit(settings: SandboxSettings) -> None:
     for what, most in (
-        # per user, so shared by all programs, of which each one's first process counts as pid 1's
+        # per user, so for all programs together; each program's first process counts as pid 1's
         (resource.RLIMIT_NPROC, settings.processes - 1),
         (resource.RLIMIT_NOFILE, settings.open_files),
         (resource.RLIMIT_FSIZE, settings.disk),
@@ -257,10 +257,8 @@ class Programs:
         self._left: list[ProcessGroup] = []  # groups of programs that have ended, with background processes
         # pid -> function to call with the exit code, for children other than programs
         self.others: dict[int, Callable[[int], None]] = {}
-        self._kills, self._dying = (
-            0,
-            set[int](),
-        )  # processes killed for lack of memory: how many, and those not gone yet
+        # processes killed for lack of memory: their number, and those that are not gone yet
+        self._kills, self._dying = 0, set[int]()
         self._meminfo = os.open(f"{PROC}/meminfo", os.O_RDONLY)
         self._base = self._in_use()
 
@@ -336,8 +334,8 @@ class Programs:
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 code = os.waitstatus_to_exitcode(ended[1])
-                if (result := self.others.pop(ended[0], None)) is not None:
-                    result(code)
+                if (on_exit := self.others.pop(ended[0], None)) is not None:
+                    on_exit(code)
                 for program in self._running.values():
                     if program.pid == ended[0] and program.code is None:
                         program.code = code

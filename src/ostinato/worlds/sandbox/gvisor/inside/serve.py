@@ -35,10 +35,10 @@ FORK_LIMIT_S = 70  # a fork for file access is killed after this time; the host 
 
 def _inside(path: str, workdir: str) -> str:
     """Return a path with its links resolved. Raises OSError if it lies outside the workspace."""
-    content = os.path.realpath(path)
-    if content != workdir and not content.startswith(f"{workdir}/"):
+    resolved = os.path.realpath(path)
+    if resolved != workdir and not resolved.startswith(f"{workdir}/"):
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-    return content
+    return resolved
 
 
 def read_file(workdir: str, name: str, most: int) -> bytes:
@@ -215,8 +215,8 @@ class SandboxServer(ABC):
     def _read(self, number: int, name: str, most: int, programs: Programs) -> None:
         def work(out: int) -> None:
             act_as_owner(programs.settings)
-            with open(out, "wb") as content:
-                content.write(read_file(programs.settings.workdir, name, most))
+            with open(out, "wb") as file:
+                file.write(read_file(programs.settings.workdir, name, most))
 
         self._in_fork(number, programs, work)
 
