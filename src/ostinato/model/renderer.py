@@ -83,9 +83,8 @@ def _byte_level() -> dict[str, int]:
 
 
 FENCES = ("```", "~~~")
-_MAX_ENCODE_CHARS = (
-    1_000  # `encode` holds the GIL, which would stop all streams for a long text; `encode_batch_fast` releases it
-)
+# `encode` holds the GIL, which would stop all streams for a long text; `encode_batch_fast` releases it
+_MAX_ENCODE_CHARS = 1_000
 
 
 class HFRenderer:

@@ -358,7 +358,7 @@ class VllmEngine:
 
         Raises BadWeights for a NaN, Corrupt or Unavailable if the servers refuse: the slot then keeps its old version. Raises Conflict if
         the slot's last server is in an unknown state: the slots of that server are then empty. Raises Unavailable also if all servers hold
-        other slots' versions.
+        other slots' versions or drain.
         """
         self._check_running()
         await asyncio.to_thread(check_finite, snapshot.weights)
@@ -611,7 +611,7 @@ class VllmEngine:
                 stream.pump.cancel()  # a score is awaited, not read from the queue
 
     def _cut(self, replica: Replica) -> int:
-        """Abort a replica's streams, so that no further token arrives; those without output are retried. Return how many had some."""
+        """Abort a replica's streams, so that no further token arrives; those without output are retried. Count the others' samples."""
         cut = 0
         for stream in self._streams:
             if stream.replica is replica and stream.pump is not None and not stream.pump.done():
