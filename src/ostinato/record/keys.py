@@ -177,9 +177,10 @@ class KeyRing:
 
     def decrypt(self, number: int, associated: bytes, blob: bytes) -> bytes:
         """Decrypt. Raises KeyDestroyed; Corrupt if the bytes were damaged or moved to another column or row."""
+        cipher = self._cipher(number)
         try:
-            return self._cipher(number).decrypt(blob[:_NONCE_BYTES], blob[_NONCE_BYTES:], associated)
-        except InvalidTag as error:
+            return cipher.decrypt(blob[:_NONCE_BYTES], blob[_NONCE_BYTES:], associated)
+        except (InvalidTag, ValueError) as error:  # ValueError: fewer bytes than a nonce
             raise Corrupt(f"what is stored under key {number} was changed; restore the log from a copy") from error
 
     def waiting_turns(self, tenant: str) -> list[str]:

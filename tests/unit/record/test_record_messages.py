@@ -297,6 +297,8 @@ async def test_keys_that_do_not_open(tmp_path: Path):
             ring.decrypt(9, b"", b"")
         with refused(Corrupt, "what is stored under key 1 was changed; restore the log from a copy"):
             ring.decrypt(1, b"", b"x" * 40)
+        with refused(Corrupt, "what is stored under key 1 was changed; restore the log from a copy"):
+            ring.decrypt(1, b"", b"x" * 7)  # less than a nonce
     with refused(BadConfig, f"the keys in {path} are wrapped with a master key; name its file in record.master_key"):
         SqlLog.open(log, config=RecordConfig(encrypt=Encrypt.USER))
     with refused(BadConfig, f"record.master_key does not open the keys in {path}; name the right file"):
