@@ -243,7 +243,7 @@ async def open_vllm(
 
 
 class VllmEngine:
-    """Samples tokens on vLLM servers; made by `open_vllm`. `context` is the servers' own context length.
+    """Samples tokens on vLLM servers; made by `open_vllm`. `context` is the shortest context length of the servers.
 
     `loans` lends replicas of the live slot to rollouts, when asked to.
 
