@@ -445,10 +445,10 @@ class VllmEngine:
     def stats(self) -> dict[str, float]:
         """Return gauges, and counters since the start. Raises Unavailable when closed.
 
-        `steps` counts server events, `retries` the requests retried at a second server. `servers_well` can take requests,
-        `servers_draining` get no new ones, and `draining_open` samples are open on those. `servers_lent` are lent to rollouts,
-        `servers_returning` are on their way back; `lent_seconds` and `lent_tokens` are the time and tokens that rollouts got from them,
-        `lent_cut` the samples that were cut off.
+        `steps` counts server events, `retries` the requests retried at a second server. `servers_well` are healthy, `servers_draining` get
+        no new requests, and `draining_open` samples are open on those. `servers_lent` are lent to rollouts, `servers_returning` are on
+        their way back; `lent_seconds` and `lent_tokens` are the time and tokens that rollouts got from them, `lent_cut` the samples that
+        were cut off.
         """
         self._check_running()
         replicas, loans, running = self._fleet.replicas, self.loans.standing(), self._running()
