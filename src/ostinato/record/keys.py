@@ -96,7 +96,7 @@ class MasterKey:
             )
         try:
             return self._cipher.decrypt(stored[1 : 1 + _NONCE_BYTES], stored[1 + _NONCE_BYTES :], scope.encode())
-        except InvalidTag as error:
+        except (InvalidTag, ValueError) as error:  # ValueError: a damaged key, shorter than a nonce
             raise BadConfig(f"{self._field} does not open the keys in {self._keys}; name the right file") from error
 
     def wraps(self, stored: bytes, scope: str) -> bool:
