@@ -601,7 +601,7 @@ class Reader:
         return calls or None
 
     def _malformed(self, end: int) -> list[ParsedCall]:
-        """Return the open region as a malformed call; [] if it is JSON without opening delimiter and arguments."""
+        """Return the open region as a malformed call; [] if it has no opening delimiter and names no arguments."""
         written = "".join(self._raw)
         called = self._raw[0] or any(f'"{name}"' in written for name in _ARGUMENTS)
         return [ParsedCall(name="", start=self._begun, end=end)] if called else []

@@ -101,9 +101,8 @@ def read_config(path: Path) -> Any:
         raise BadConfig(f"{where}: {kind!r} is not the type of one language model; {SEE_MODELS}") from error
     if isinstance(text, dict):
         raise BadConfig(f"{where}: text_config is not for models of type {kind!r}; take it out")
-    if (
-        is_torch_available() and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
-    ):  # without torch only the tokenizer is used
+    # without torch only the tokenizer is used
+    if is_torch_available() and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise BadConfig(f"{where}: transformers has no causal language model of type {kind!r}; {SEE_MODELS}")
     return config
 

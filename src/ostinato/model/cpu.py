@@ -45,7 +45,7 @@ def spread(cuts: Sequence[int], run: Callable[[int, int], object]) -> None:
 
 
 def together(run: Callable[[], object]) -> None:
-    """Call `run` on this thread, and on torch's number of further threads as they become free; return when this thread is done.
+    """Call `run` on this thread, and on pool threads as they become free, torch's number in all; return when this thread is done.
 
     For a computation that its threads divide among themselves (`kernels.thread_barrier`): a late thread finds nothing left to do.
     """

@@ -22,7 +22,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from ostinato.model.paged import PagedEntry
 
 _MIN_HEAD_DIM = 16  # of FlexAttention's kernel
-_MIN_TOKENS = 129  # two blocks of FlexAttention
+_MIN_TOKENS = 129  # the fewest in two of FlexAttention's blocks of 128
 _MAX_DENSE = 1 << 28  # query-key pairs of a mask that is computed uncompiled
 # FlexAttention's decoding kernel, for few queries, has no configuration for masks of varying lengths
 _OPTIONS: Any = {"BACKEND": "TRITON"}
@@ -96,7 +96,7 @@ class MaskedAttention:
 
 
 def enough(x: Tensor, fill: int = 0) -> Tensor:
-    """Pad a tensor indexed by tokens to two blocks, because FlexAttention recompiles for a length of one block."""
+    """Pad a tensor indexed by tokens to `_MIN_TOKENS`, because FlexAttention recompiles for a length of one block."""
     missing = _MIN_TOKENS - len(x)
     return F.pad(x, (0, 0) * (x.dim() - 1) + (0, missing), value=fill) if missing > 0 else x
 

@@ -138,8 +138,8 @@ class TrialHello(TypedDict):
 class GrammarTrial:
     """Checks in a separate process whether a grammar compiles within time and memory limits.
 
-    The process starts with the first grammar, and again after a grammar crashed it. Safe to share between threads; one grammar is tried
-    at a time, and its caller blocks. Verdicts are cached.
+    The process starts with the first grammar, and again after one crashed it or took too long. Safe to share between threads; one grammar
+    is tried at a time, and its caller blocks. Verdicts are cached.
 
     Args:
         tokenizer: the tokenizer's JSON, with its control tokens.

@@ -3,7 +3,7 @@
 A row's result depends on that row alone: not on the batch size, not on the number of threads, and, in the order "blocks", not on the kind
 of CPU. Other dtypes and devices go to torch.
 
-Weights may also be 8-bit integers: this module quantizes them, lays them out for `kernels.int8_product`, and checks that sums of products
+Weights may also be 8-bit integers: this module quantises them, lays them out for `kernels.int8_product`, and checks that sums of products
 are exact on this machine. An exact integer sum is the same with all instructions; the check includes the largest numbers.
 """
 
@@ -277,7 +277,7 @@ class Integers:
 
 
 def quantised(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantize a weight: int8 levels [O, I] in [-127, 127] and fp32 scales [O]; level x scale is within half a scale of the rotated weight.
+    """Quantise a weight: int8 levels [O, I] in [-127, 127] and fp32 scales [O]; level x scale is within half a scale of the rotated weight.
 
     The returned scales are also divided by the rotation's block size, because rotated products are too large by that factor.
     """
@@ -290,7 +290,7 @@ def quantised(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def in_int8_panels(integers: Integers, weight: Tensor, beside: Tensor | None = None) -> Panels:
-    """Quantize a bf16 or fp32 weight [N, K] to 8-bit integers and lay it out in panels; `beside` as in `in_panels`."""
+    """Quantise a bf16 or fp32 weight [N, K] to 8-bit integers and lay it out in panels; `beside` as in `in_panels`."""
     whole = interleaved(weight, beside)
     levels_NK, scales_N = quantised(whole)
     return Panels(int8_words(levels_NK, scales_N), weight.shape[1], len(whole), weight.dtype, integers.how)

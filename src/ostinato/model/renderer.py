@@ -72,7 +72,7 @@ def _kinds(decoder: Any) -> set[str]:
 
 
 def _byte_level() -> dict[str, int]:
-    """Return GPT-2's byte alphabet {character: byte}: printable bytes stand for themselves, the others for characters from U+0100 on."""
+    """Return GPT-2's byte alphabet {character: byte}: printable bytes are their own characters, the others are those from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     letters = {chr(byte): byte for byte in printable}
@@ -83,9 +83,8 @@ def _byte_level() -> dict[str, int]:
 
 
 FENCES = ("```", "~~~")
-_MAX_ENCODE_CHARS = (
-    1_000  # `encode` holds the GIL, which would stop all streams for a long text; `encode_batch_fast` releases it
-)
+# `encode` holds the GIL, which would stop all streams for a long text; `encode_batch_fast` releases it
+_MAX_ENCODE_CHARS = 1_000
 
 
 class HFRenderer:

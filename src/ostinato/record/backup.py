@@ -48,7 +48,7 @@ _MAX_MANIFEST = 64 << 20  # bytes
 _CONCURRENT_BACKUP = "another backup was made into the same directory; name a new one"
 
 OnBytes = Callable[[int, int], object]
-"""Called with the bytes copied so far and the total, which is approximate while the log grows."""
+"""Called with the bytes copied so far and the total; both are approximate while the log changes."""
 
 MakeDirectory = Callable[[Path], object]
 """Creates a new directory inside the backup; it is deleted if the backup fails. Raises BadConfig if it exists, OSError."""

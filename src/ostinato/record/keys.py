@@ -96,7 +96,7 @@ class MasterKey:
             )
         try:
             return self._cipher.decrypt(stored[1 : 1 + _NONCE_BYTES], stored[1 + _NONCE_BYTES :], scope.encode())
-        except InvalidTag as error:
+        except (InvalidTag, ValueError) as error:  # ValueError: a damaged key, shorter than a nonce
             raise BadConfig(f"{self._field} does not open the keys in {self._keys}; name the right file") from error
 
     def wraps(self, stored: bytes, scope: str) -> bool:
@@ -177,9 +177,10 @@ class KeyRing:
 
     def decrypt(self, number: int, associated: bytes, blob: bytes) -> bytes:
         """Decrypt. Raises KeyDestroyed; Corrupt if the bytes were damaged or moved to another column or row."""
+        cipher = self._cipher(number)
         try:
-            return self._cipher(number).decrypt(blob[:_NONCE_BYTES], blob[_NONCE_BYTES:], associated)
-        except InvalidTag as error:
+            return cipher.decrypt(blob[:_NONCE_BYTES], blob[_NONCE_BYTES:], associated)
+        except (InvalidTag, ValueError) as error:  # ValueError: fewer bytes than a nonce
             raise Corrupt(f"what is stored under key {number} was changed; restore the log from a copy") from error
 
     def waiting_turns(self, tenant: str) -> list[str]:

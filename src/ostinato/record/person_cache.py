@@ -225,6 +225,7 @@ class PersonCacheView(SqlPersonCache):
     """A snapshot of the cache beside the process that uses the file; writes stay in memory.
 
     It is empty if the file is missing or cannot be read.
+
     Example: ``PersonCacheView(run / "folds" / "people.sqlite", ring, Encrypt.USER)``
     """
 

@@ -284,7 +284,7 @@ def test_a_file_of_keys_that_does_not_fit(tmp_path: Path, sql: Callable[..., Any
         KeyRing(path, None, lambda: 1.0)
 
 
-async def test_keys_that_do_not_open(tmp_path: Path):
+async def test_keys_that_do_not_open(tmp_path: Path, sql: Callable[..., Any]):
     masters = [tmp_path / "one", tmp_path / "two"]
     for i, master in enumerate(masters):
         master.write_bytes(bytes([65 + i]) * 32)
@@ -297,10 +297,15 @@ async def test_keys_that_do_not_open(tmp_path: Path):
             ring.decrypt(9, b"", b"")
         with refused(Corrupt, "what is stored under key 1 was changed; restore the log from a copy"):
             ring.decrypt(1, b"", b"x" * 40)
+        with refused(Corrupt, "what is stored under key 1 was changed; restore the log from a copy"):
+            ring.decrypt(1, b"", b"x" * 7)  # less than a nonce
     with refused(BadConfig, f"the keys in {path} are wrapped with a master key; name its file in record.master_key"):
         SqlLog.open(log, config=RecordConfig(encrypt=Encrypt.USER))
     with refused(BadConfig, f"record.master_key does not open the keys in {path}; name the right file"):
         SqlLog.open(log, config=RecordConfig(encrypt=Encrypt.USER, master_key=masters[1]))
+    sql(path, "UPDATE keys SET secret = substr(secret, 1, 4)")  # less than a nonce
+    with refused(BadConfig, f"record.master_key does not open the keys in {path}; name the right file"):
+        SqlLog.open(log, config=RecordConfig(encrypt=Encrypt.USER, master_key=masters[0]))
 
 
 def test_a_master_key_that_is_missing_or_short(tmp_path: Path):

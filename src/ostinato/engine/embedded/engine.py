@@ -50,7 +50,7 @@ class TorchEngine:
         grammars: compiles the grammars that answers must follow; None: requests with a grammar are not supported.
         clock: monotonic seconds, for deadlines.
         device: where `build`'s models compute.
-        keep: cache of fusion trials: knows which optimized forms leave a model's bits unchanged (`fused.TrialCache`); None: try them.
+        keep: cache of fusion trials: knows which optimised forms leave a model's bits unchanged (`fused.TrialCache`); None: try them.
 
     Example::
 

@@ -1,12 +1,12 @@
-"""The engine's optimized form of a model: whole-decoder fusion, or fused layers, if that changes no bit; else linear layers in panels.
+"""The engine's optimised form of a model: whole-decoder fusion, or fused layers, if that changes no bit; else linear layers in panels.
 
-Quantization: on request, the linear layers of a dense decoder are rounded to 8 bits, in the same forms: to integers on CPUs, to floats
+Quantisation: on request, the linear layers of a dense decoder are rounded to 8 bits, in the same forms: to integers on CPUs, to floats
 (e4m3) on GPUs that support them. The trainer does not round. Weights have one scale per output channel. Activations have one scale per
 row, computed at run time, so that an answer does not depend on the rest of its batch. The output head keeps its precision by default,
 because its errors would go directly into the logits.
 
 Integers: weights and activations are rotated by the same Hadamard matrix, which spreads an outlier channel over many (`kernels.quantize`).
-Sums are exact (`model.linear`); only the quantization and the final conversion to floats round. Weights take a quarter of fp32's memory.
+Sums are exact (`model.linear`); only the quantisation and the final conversion to floats round. Weights take a quarter of fp32's memory.
 Floats: `torch.nn.functional.scaled_mm` multiplies and scales.
 """
 
@@ -149,7 +149,7 @@ _MIN_CAPABILITY = (8, 9)  # first CUDA compute capability with e4m3 products
 
 
 def rounded(x_NI: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantize rows to e4m3 numbers [N, I] and fp32 scales [N, 1]: number x scale is within 1/16 of each element, or 2^-10 of a scale."""
+    """Quantise rows to e4m3 numbers [N, I] and fp32 scales [N, 1]: number x scale is within 1/16 of each element, or 2^-10 of a scale."""
     scales_N1 = x_NI.abs().amax(-1, keepdim=True).float() / _E4M3_MAX
     scales_N1 = torch.where(scales_N1 == 0, 1.0, scales_N1)  # a NaN stays a NaN
     return (x_NI.float() / scales_N1).clamp_(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn), scales_N1

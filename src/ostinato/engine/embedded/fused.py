@@ -3,7 +3,7 @@
 A fused layer computes the library's layer, x + attention(norm(x)) followed by x + mlp(norm(x)), optionally with a norm after each of the
 two, with the same bits.
 
-Trial: once per model configuration, the model in an optimized form (fused or `condensed`) is compared with its original form. If any bit
+Trial: once per model configuration, the model in an optimised form (fused or `condensed`) is compared with its original form. If any bit
 differs, the model stays unchanged.
 """
 
@@ -32,7 +32,7 @@ from ostinato.model.norms import RMSNorm
 from ostinato.model.paged import WholeAttend, array
 from ostinato.model.selftest import bits_of, vocabulary_of
 
-# ---------------------------------------------------------------- trials of optimized forms
+# ---------------------------------------------------------------- trials of optimised forms
 
 
 _LOG = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ def convert_if_exact(
     also: Callable[[int], Attend] | None = None,
     keep: TrialCache | None = None,
 ) -> None:
-    """Convert a model to an optimized form if that changes no bit. This is tried once per process and configuration.
+    """Convert a model to an optimised form if that changes no bit. This is tried once per process and configuration.
 
     Args:
         form: the form's name in `_FORM_TEXTS`.

@@ -181,9 +181,8 @@ class BlockPool:
 
     def release(self, blocks: Sequence[int]) -> None:
         """Remove one reader from each block. A block without readers becomes idle if it has a key, else free."""
-        for block in reversed(
-            blocks
-        ):  # the end first, so that it is evicted first: it is useless without the beginning
+        # the end of a chain first, so that it is evicted first: it is useless without the beginning
+        for block in reversed(blocks):
             if self._readers[block] == 0:
                 raise ValueError(f"block {block} has no reader: it was released twice")
             self._readers[block] -= 1

@@ -31,7 +31,7 @@ S = TypeVar("S", bound=Hashable)
 class WaitingSamples(Generic[S]):
     """A fair queue of the samples that are ready to start, by client.
 
-    The next sample belongs to the client with the fewest running samples; ties go to the client that was served least recently.
+    The next sample belongs to the client with the fewest running samples; ties go to the client that has waited longest for a turn.
 
     Example::
 
@@ -42,7 +42,7 @@ class WaitingSamples(Generic[S]):
     """
 
     def __init__(self) -> None:
-        # by client, the least recently served first
+        # by client, the longest wait for a turn first
         self._queues: dict[str, OrderedDict[S, None]] = {}
         self._running: Counter[str] = Counter()
 
@@ -85,7 +85,7 @@ class WaitingSamples(Generic[S]):
         self.discard(client, sample)
         self._running[client] += 1
         if queue := self._queues.pop(client, None):
-            self._queues[client] = queue  # now the most recently served
+            self._queues[client] = queue  # it had its turn, so it is last among equals
 
     def end(self, client: str) -> None:
         """Count one of the client's samples as no longer running."""

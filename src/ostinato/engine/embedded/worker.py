@@ -123,9 +123,9 @@ class LanePart:
 class LaneOutput:
     """The results of a `LanePart`, by piece.
 
-    `states_RD`: the final hidden state of each piece's last token. `routes`: the chosen experts of its tokens [n, L, k], None for a dense
-    model. `scores`: the log-probabilities of the targets that follow its tokens. `sound`: whether its states are finite. `recorded`: a
-    CUDA graph was replayed.
+    `states_RD`: the final hidden state of each piece's last token. `routes`: the chosen experts of its tokens [n, L, k], None if none are
+    recorded. `scores`: the log-probabilities of the targets that follow its tokens. `sound`: whether its states are finite. `recorded`:
+    a CUDA graph was replayed.
     """
 
     states_RD: Tensor
@@ -359,7 +359,7 @@ class EngineThread(threading.Thread):
 
     def end(self, stream: OpenStream, index: int, tokens: int) -> bytes | None:
         """Stop one of the request's samples without a final chunk. Returns the encoded expert choices of its prompt and its first `tokens`
-        sampled tokens; None if the sample has already ended.
+        sampled tokens (see `_routes`); None if the sample has already ended.
         """
         sample = stream.samples[index]
         if self._streams.pop(sample, None) is None:

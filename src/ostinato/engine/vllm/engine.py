@@ -243,7 +243,7 @@ async def open_vllm(
 
 
 class VllmEngine:
-    """Samples tokens on vLLM servers; made by `open_vllm`. `context` is the servers' own context length.
+    """Samples tokens on vLLM servers; made by `open_vllm`. `context` is the shortest context length of the servers.
 
     `loans` lends replicas of the live slot to rollouts, when asked to.
 
@@ -358,7 +358,7 @@ class VllmEngine:
 
         Raises BadWeights for a NaN, Corrupt or Unavailable if the servers refuse: the slot then keeps its old version. Raises Conflict if
         the slot's last server is in an unknown state: the slots of that server are then empty. Raises Unavailable also if all servers hold
-        other slots' versions.
+        other slots' versions or drain.
         """
         self._check_running()
         await asyncio.to_thread(check_finite, snapshot.weights)
@@ -445,10 +445,10 @@ class VllmEngine:
     def stats(self) -> dict[str, float]:
         """Return gauges, and counters since the start. Raises Unavailable when closed.
 
-        `steps` counts server events, `retries` the requests retried at a second server. `servers_well` can take requests,
-        `servers_draining` get no new ones, and `draining_open` samples are open on those. `servers_lent` are lent to rollouts,
-        `servers_returning` are on their way back; `lent_seconds` and `lent_tokens` are the time and tokens that rollouts got from them,
-        `lent_cut` the samples that were cut off.
+        `steps` counts server events, `retries` the requests retried at a second server. `servers_well` are healthy, `servers_draining` get
+        no new requests, and `draining_open` samples are open on those. `servers_lent` are lent to rollouts, `servers_returning` are on
+        their way back; `lent_seconds` and `lent_tokens` are the time and tokens that rollouts got from them, `lent_cut` the samples that
+        were cut off.
         """
         self._check_running()
         replicas, loans, running = self._fleet.replicas, self.loans.standing(), self._running()
@@ -611,7 +611,7 @@ class VllmEngine:
                 stream.pump.cancel()  # a score is awaited, not read from the queue
 
     def _cut(self, replica: Replica) -> int:
-        """Abort a replica's streams, so that no further token arrives; those without output are retried. Return how many had some."""
+        """Abort a replica's streams, so that no further token arrives; those without output are retried. Count the others' samples."""
         cut = 0
         for stream in self._streams:
             if stream.replica is replica and stream.pump is not None and not stream.pump.done():

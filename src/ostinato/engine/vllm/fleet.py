@@ -169,7 +169,7 @@ def choose_replicas(
 
 _LOG = logging.getLogger(__name__)
 _CHECK_S = 1.0  # interval of health checks
-_REPORT_S = 10.0  # longest wait for a server to report its version
+_REPORT_S = 10.0  # longest wait for a server to report its version; then it is asked again
 _MAX_PAUSES = 1024
 _REFETCHES = 2  # of a version that its servers lost before they loaded it
 
@@ -205,9 +205,9 @@ class VllmFleet:
         self.pauses: list[float] = []
         self._want, self._draining, self._running, self._lost, self._admit = want, draining, running, lost, admit
         self._rolling = asyncio.Lock()  # one `load` at a time
-        # one server swaps at a time; not held during downloads
+        # one server swaps at a time; not held during downloads or while waiting for a server's report
         self._loading = asyncio.Lock()
-        self._promised = dict[Replica, str]()  # replica -> the slot whose version it is fetching
+        self._promised = dict[Replica, str]()  # replica -> the slot whose version it fetches, unless that failed
         self._draining_error = ""  # why the list of draining servers could not be read
 
     def candidates(self, slot: str) -> list[Replica]:
@@ -414,9 +414,8 @@ class VllmFleet:
         logged, missed = "", 0
         while True:
             if replica.well:
-                with contextlib.suppress(
-                    TimeoutError
-                ):  # not wait_for, which may lose a cancellation that comes with the event
+                # not wait_for, which may lose a cancellation that comes with the event
+                with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_CHECK_S):
                         await replica.woken.wait()
             replica.woken.clear()
@@ -516,7 +515,7 @@ class VllmFleet:
         return [each for each in self.replicas if slot in each.slots and each.usable and each.loan is None]
 
     def _wanted(self, slot: str) -> int:
-        """Return how many servers of its own a slot wants now, less those that it lent."""
+        """Return how many servers of its own a slot wants now: less those that it lent, but at least 1."""
         away = sum(each.loan is not None and each.loan.home == slot for each in self.replicas)
         return max(1, self._want.get(slot, 1) - away)
 

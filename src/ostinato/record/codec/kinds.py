@@ -296,7 +296,7 @@ SMALL = (
     ),
     Kind("forgotten", Forgotten, ("id",), ("id", "tenant", "user", "key", "at"), for_ever=True, since=5),
 )
-"""The kinds that are stored as JSON."""
+"""The kinds that are stored as JSON only: one array, and a second one for user text (`Kind.said`)."""
 
 KINDS = (TURNS, *SMALL)
 FOR_EVER = frozenset(kind for kind in SMALL if kind.for_ever)

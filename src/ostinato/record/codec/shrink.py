@@ -79,7 +79,10 @@ class Shrinker:
 
 
 def decompress(frame: bytes, most: int, unpacker: zstandard.ZstdDecompressor | None = None) -> bytes:
-    """Return the content of a zstd frame that states its size. Raises ValueError if it is damaged or states more than `most` bytes."""
+    """Return the content of a zstd frame that states its size.
+
+    Raises ValueError if it is damaged, or states more than `most` bytes: then before memory is allocated.
+    """
     try:
         if zstandard.frame_content_size(frame) > most:
             raise ValueError(f"packed bytes state a size of more than {most} bytes")

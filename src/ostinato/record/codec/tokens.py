@@ -22,8 +22,8 @@ _TWO, _THREE, _FOUR = 0, 1, 2
 class PackedTokens:
     """A turn's ids in stored form.
 
-    `gap`: rows between this turn and its base, 0 for no base. `depth`: length of the chain of bases below it. `shared`: number of ids
-    taken from the base. `prompt`: number of prompt ids among all ids. `ids`: the ids that are not shared, in `width`.
+    `gap`: how many rows before this turn its base is, 0 for no base. `depth`: length of the chain of bases below it. `shared`: number of
+    ids taken from the base. `prompt`: number of prompt ids among all ids. `ids`: the ids that are not shared, in `width`.
     """
 
     gap: int

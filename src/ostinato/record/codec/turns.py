@@ -42,7 +42,8 @@ _TENANT, _USER = TURNS.body.index("tenant"), TURNS.body.index("user")
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A turn that can be stored. `ids`: flat, prompt first. `logprobs`: packed. `grammar`: compressed, with the caller's other sampling
-    options if it is to be encrypted; empty for none. `beside`: style, steering, nucleus sets and parsed tool calls, packed.
+    options if it is to be encrypted; empty for none. `beside`: style, steering, nucleus sets and parsed tool calls, packed; b""
+    for none.
     """
 
     head: bytes

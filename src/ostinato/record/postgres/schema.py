@@ -23,7 +23,7 @@ LAYOUT = 5
 
 2: leases.
 3: a segment names the layout of its rows; turns store their parsed tool calls.
-4: turns store steering and consent; penalties are encrypted under the turn's key; rows for bases and people's consents.
+4: turns store steering and consent; rows for bases and people's consents.
 5: rows for forgotten people, for dials that people set, and for priors of dials.
 """
 
