@@ -39,7 +39,7 @@ async def listen(
     unread_s: float = UNREAD_S,
     keep_alive_s: int = KEEP_ALIVE_S,
 ) -> None:
-    """Serve on a bound socket until told to stop. Raises what the app's lifespan raised.
+    """Serve on a bound socket until told to stop or cancelled, then close the connections. Raises what the app's lifespan raised.
 
     Args:
         asgi: the app.
@@ -76,9 +76,11 @@ async def listen(
     running = asyncio.ensure_future(server.serve(sockets=[listener]))
     say(url_of(listener))
     stop = asyncio.ensure_future(stopping.wait())
-    await asyncio.wait({running, stop}, return_when=asyncio.FIRST_COMPLETED)
-    server.should_exit = True
-    stop.cancel()
-    await running
+    try:
+        await asyncio.wait({running, stop}, return_when=asyncio.FIRST_COMPLETED)
+    finally:  # also when cancelled, or uvicorn would go on without what the caller closes
+        server.should_exit = True
+        stop.cancel()
+        await running
     if failed:
         raise failed[0]
