@@ -29,7 +29,8 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 async def check_start(config: Config, *, on_ray: bool = False) -> None:
     """Run all checks. Raise BadConfig, BadWeights, SandboxRefused or StorageFull for what would fail later.
 
-    Changes nothing and takes a second at most. `on_ray`: the workers run on other nodes, so this machine's hardware is not checked.
+    Changes nothing and takes a second at most. `on_ray`: the workers run on other nodes, so this machine's device, memory and
+    sandbox and the log are not checked.
     """
     check_keys(config)
     check_branches(config, on_ray=on_ray)

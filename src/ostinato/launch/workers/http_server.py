@@ -18,6 +18,7 @@ from ostinato.serve.wire.protocol import UNREAD_S, BoundedHttp
 
 # longer than a client or load balancer keeps a connection (aiohttp 15, AWS 60), or a request could arrive on one that was just closed
 KEEP_ALIVE_S = 75
+_REQUESTS_S, _CANCELLED_S = 5, 10.0
 
 
 class HttpServer(uvicorn.Server):
@@ -39,7 +40,9 @@ async def listen(
     unread_s: float = UNREAD_S,
     keep_alive_s: int = KEEP_ALIVE_S,
 ) -> None:
-    """Serve on a bound socket until told to stop or cancelled, then close the connections. Raises what the app's lifespan raised.
+    """Serve on a bound socket until told to stop. Raises what the app's lifespan raised.
+
+    Open requests have `_REQUESTS_S` seconds to end. When cancelled, it ends the server first, for at most `_CANCELLED_S` seconds.
 
     Args:
         asgi: the app.
@@ -69,7 +72,7 @@ async def listen(
         proxy_headers=False,  # otherwise a client could forge its address in the audit trail
         log_level="warning",
         lifespan="on" if lifespan else "off",
-        timeout_graceful_shutdown=5,
+        timeout_graceful_shutdown=_REQUESTS_S,
         timeout_keep_alive=keep_alive_s,
     )
     server = HttpServer(settings)
@@ -78,9 +81,14 @@ async def listen(
     stop = asyncio.ensure_future(stopping.wait())
     try:
         await asyncio.wait({running, stop}, return_when=asyncio.FIRST_COMPLETED)
-    finally:  # also when cancelled, or uvicorn would go on without what the caller closes
+    except asyncio.CancelledError:  # the caller closes next what the app needs
         server.should_exit = True
+        await asyncio.wait({running}, timeout=_CANCELLED_S)
+        running.cancel()
+        raise
+    finally:
         stop.cancel()
-        await running
+    server.should_exit = True
+    await running
     if failed:
         raise failed[0]
