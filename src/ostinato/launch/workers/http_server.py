@@ -78,6 +78,13 @@ async def listen(
     server = HttpServer(settings)
     running = asyncio.ensure_future(server.serve(sockets=[listener]))
     say(url_of(listener))
+    await _serve_until(stopping, server, running)
+    if failed:
+        raise failed[0]
+
+
+async def _serve_until(stopping: asyncio.Event, server: HttpServer, running: asyncio.Future[None]) -> None:
+    """Wait until `stopping` is set or the server ends by itself, and end it. Raises what `running` raises."""
     stop = asyncio.ensure_future(stopping.wait())
     try:
         await asyncio.wait({running, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -90,5 +97,3 @@ async def listen(
         stop.cancel()
     server.should_exit = True
     await running
-    if failed:
-        raise failed[0]
