@@ -143,7 +143,7 @@ def rollout(
 
 
 def housekeeping(common: Common = DEFAULTS) -> None:
-    """Regularly delete weights and log rows that nothing needs any more (a worker of `up`)."""
+    """Regularly delete weights that nothing needs and log rows past their retention (a worker of `up`)."""
     run_worker("housekeeping", common.starting(), expendable=300)
 
 

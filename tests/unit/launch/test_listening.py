@@ -39,6 +39,48 @@ async def test_an_idle_connection_lives_as_long_as_is_set():
         await serving
 
 
+@in_held_time
+async def test_a_server_that_is_cancelled_closes_its_connections_first():
+    """The engine's end cancels it: what its answers are made of is closed next."""
+    urls = []
+    with bind("127.0.0.1", 0) as listener:
+        serving = asyncio.create_task(listen(page, listener, asyncio.Event(), urls.append, lifespan=False))
+        while not urls:
+            await advance(0.01)
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        with contextlib.closing(writer):
+            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+            serving.cancel()
+            while not serving.done():
+                await advance(0.01)
+            assert serving.cancelled()
+            ended = asyncio.create_task(reader.read())
+            await advance(0.01)
+            assert ended.done()
+            assert ended.result() == b""
+
+
+@in_held_time
+async def test_a_server_that_is_cancelled_is_not_waited_for_without_end():
+    async def stuck(scope, receive, send):
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await asyncio.Event().wait()
+
+    with bind("127.0.0.1", 0) as listener:
+        serving = asyncio.create_task(listen(stuck, listener, asyncio.Event(), lambda url: None))
+        await advance(1.0)
+        serving.cancel()
+        for _ in range(90):
+            await advance(0.1)
+        assert not serving.done()
+        for _ in range(20):
+            await advance(0.1)
+        assert serving.cancelled()
+
+
 async def test_no_client_names_the_address_that_it_comes_from():
     """The audit trail has the address of who connected, and some proxies pass on what a client says of itself."""
     stopping, seen, urls = asyncio.Event(), [], []

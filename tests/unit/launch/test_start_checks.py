@@ -221,6 +221,8 @@ async def test_a_world_without_a_sandbox_is_refused_before_its_run_starts(no_san
         ("/mnt/share/run", "cifs"),
         ("/srv/run", ""),
         ("/tmp", ""),
+        ("/mnt/données/run", "nfs4"),
+        ("/mnt/a\u00a0b\\x41/run", "cifs"),
     ],
 )
 def test_a_run_on_another_machines_disk_is_warned_of(tmp_path, place, kind):
@@ -232,6 +234,8 @@ def test_a_run_on_another_machines_disk_is_warned_of(tmp_path, place, kind):
         "24 21 0:41 / /mnt/share rw shared:7 - cifs //server/share rw\n"
         "25 21 0:42 / /tmp rw - nfs server:/tmp rw\n"
         "26 21 0:43 / /tmp rw - tmpfs tmpfs rw\n"
+        "27 21 0:44 / /mnt/données rw - nfs4 server:/data rw\n"
+        "28 21 0:45 / /mnt/a\u00a0b\\134x41 rw - cifs //server/a rw\n"
     )
     said = network_warning(Path(place), mounts)
     assert f"({kind})" in said if kind else not said

@@ -29,7 +29,8 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 async def check_start(config: Config, *, on_ray: bool = False) -> None:
     """Run all checks. Raise BadConfig, BadWeights, SandboxRefused or StorageFull for what would fail later.
 
-    Changes nothing and takes a second at most. `on_ray`: the workers run on other nodes, so this machine's hardware is not checked.
+    Changes nothing and takes a second at most. `on_ray`: the workers run on other nodes, so this machine's device, memory and
+    sandbox and the log are not checked.
     """
     check_keys(config)
     check_branches(config, on_ray=on_ray)
@@ -119,13 +120,14 @@ def network_warning(directory: Path, mounts: Path = Path("/proc/self/mountinfo")
     `mounts`: Linux's list of mounts. A directory that is not found there counts as local.
     """
     try:
-        lines = mounts.read_text(errors="replace").splitlines()
+        lines = os.fsdecode(mounts.read_bytes()).rstrip("\n").split("\n")
     except OSError:
         return ""
     place, kind, depth = directory.absolute(), "", -1
     for line in lines:
         before, _, after = line.partition(" - ")
-        point = Path(before.split()[4].encode().decode("unicode_escape"))  # spaces are escaped as \040
+        # a space is written as \040; other letters than ASCII are not escaped
+        point = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), before.split(" ")[4]))
         # >=: a later mount hides earlier ones at the same point
         if place.is_relative_to(point) and len(point.parts) >= depth:
             kind, depth = after.split()[0], len(point.parts)

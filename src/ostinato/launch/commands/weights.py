@@ -217,7 +217,10 @@ async def export_model(config: Config, ref: str, target: Path, console: Console)
 
 
 async def collect_garbage(config: Config, dry_run: bool, console: Console) -> None:
-    """Delete unreferenced versions, or print what would be deleted. Raises Corrupt if a manifest is damaged, since it lists references."""
+    """Delete old objects that nothing needs (`keep.gc`), or print what would be deleted.
+
+    Raises Corrupt if a manifest is damaged, since it lists what is needed.
+    """
     store, roots = open_store(config), await _needed(config, console)
     with _stages(console) as show:
         found = await collect(store, config.collect, roots=roots, dry_run=dry_run, on_step=show)

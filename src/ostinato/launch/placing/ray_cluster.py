@@ -116,8 +116,7 @@ class NodeKeeper:
         worker, ending = self._started()
         if self._serves is None:  # read once, since other processes may overwrite the file
             self._serves = read_address(self._home.address, worker.pid)
-        # if the process that wrote the file is gone
-        if self._url_sent is not None and read_address(self._home.address) is None:
+        if self._url_sent is not None and read_address(self._home.address) is None:  # the process that wrote it is gone
             with contextlib.suppress(OSError):
                 write_address(self._home.address, self._url_sent)
         code = ending.result() if ending.done() else None
@@ -547,9 +546,8 @@ class _KeeperCalls:
         try:
             async with asyncio.timeout(timeout_s):
                 return await asked
-        except (
-            self._errors.RayTaskError
-        ) as error:  # must come first: it is also an instance of its cause's class, e.g. TimeoutError
+        # must come first: it is also an instance of its cause's class, e.g. TimeoutError
+        except self._errors.RayTaskError as error:
             if isinstance(error.cause, OSError | OstinatoError):  # raise the cause without Ray's traceback
                 raise error.cause from error
             raise NodeFailed(f"its node failed: {type(error.cause).__name__}: {error.cause}") from error

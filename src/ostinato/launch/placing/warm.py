@@ -79,7 +79,7 @@ class WarmProcess:
     def __init__(self, libraries: Sequence[str] = LIBRARIES, say: Callable[[str], None] = _LOG.warning) -> None:
         self._libraries, self._say, self._lock = libraries, say, asyncio.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._patience_s, self._restarted = _IMPORTS_S, False
+        self._patience_s, self._followed = _IMPORTS_S, False
         self._start()
 
     @property
@@ -142,8 +142,8 @@ class WarmProcess:
         now = _seen_by_imports(os.environ | THREADS)
         if self._process is None or now == self._environment:
             return
-        if not self._restarted:
-            self._restarted = True
+        if not self._followed:
+            self._followed = True
             self._restart()
             return
         names = {name for name, _ in now.items() ^ self._environment.items()}
@@ -177,9 +177,10 @@ class WarmProcess:
             self._say(f"workers are started anew, not forked: {why}")
 
     async def _fork(self, request: bytes, files: Sequence[int]) -> ForkedWorker | None:
-        """Have a worker forked. Return None if the fork server is dead or stuck; a new one is then started for later workers.
+        """Have a worker forked. Return None if the fork server is dead or stuck, and start a new one for later workers.
 
-        A forked worker waits for a go signal, so none runs that this process does not know of. Raises OSError.
+        Also returns None, and gives forking up, if the system does not make the worker this process's child. A forked worker waits for a go
+        signal, so none runs that this process does not know of. Raises OSError.
         """
         waits, go = os.pipe()
         pid = 0

@@ -18,6 +18,7 @@ from ostinato.serve.wire.protocol import UNREAD_S, BoundedHttp
 
 # longer than a client or load balancer keeps a connection (aiohttp 15, AWS 60), or a request could arrive on one that was just closed
 KEEP_ALIVE_S = 75
+_REQUESTS_S, _CANCELLED_S = 5, 10.0
 
 
 class HttpServer(uvicorn.Server):
@@ -40,6 +41,8 @@ async def listen(
     keep_alive_s: int = KEEP_ALIVE_S,
 ) -> None:
     """Serve on a bound socket until told to stop. Raises what the app's lifespan raised.
+
+    Open requests have `_REQUESTS_S` seconds to end. When cancelled, it ends the server first, for at most `_CANCELLED_S` seconds.
 
     Args:
         asgi: the app.
@@ -69,16 +72,28 @@ async def listen(
         proxy_headers=False,  # otherwise a client could forge its address in the audit trail
         log_level="warning",
         lifespan="on" if lifespan else "off",
-        timeout_graceful_shutdown=5,
+        timeout_graceful_shutdown=_REQUESTS_S,
         timeout_keep_alive=keep_alive_s,
     )
     server = HttpServer(settings)
     running = asyncio.ensure_future(server.serve(sockets=[listener]))
     say(url_of(listener))
-    stop = asyncio.ensure_future(stopping.wait())
-    await asyncio.wait({running, stop}, return_when=asyncio.FIRST_COMPLETED)
-    server.should_exit = True
-    stop.cancel()
-    await running
+    await _serve_until(stopping, server, running)
     if failed:
         raise failed[0]
+
+
+async def _serve_until(stopping: asyncio.Event, server: HttpServer, running: asyncio.Future[None]) -> None:
+    """Wait until `stopping` is set or the server ends by itself, and end it. Raises what `running` raises."""
+    stop = asyncio.ensure_future(stopping.wait())
+    try:
+        await asyncio.wait({running, stop}, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:  # the caller closes next what the app needs
+        server.should_exit = True
+        await asyncio.wait({running}, timeout=_CANCELLED_S)
+        running.cancel()
+        raise
+    finally:
+        stop.cancel()
+    server.should_exit = True
+    await running

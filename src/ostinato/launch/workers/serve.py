@@ -220,7 +220,7 @@ class ReadinessReporter:
     """Reports the gateway's URL and readiness: to the address file, the heartbeat and the log file."""
 
     def __init__(self, context: WorkerContext, address: Path) -> None:
-        self._life, self._address = context, address
+        self._context, self._address = context, address
         self._url, self._live = "", False
         self.loaded = asyncio.Event()
 
@@ -228,7 +228,7 @@ class ReadinessReporter:
         """Report that the gateway accepts connections at this URL."""
         write_address(self._address, url)
         self._url = url
-        self._life.pulse.ready = True
+        self._context.pulse.ready = True
         self._say()
 
     def live(self) -> None:
@@ -240,7 +240,7 @@ class ReadinessReporter:
     def _say(self) -> None:
         if self._url:
             doing = f"{SERVING} {self._url}" if self._live else f"waiting for weights to serve at {self._url}"
-            self._life.pulse.begin(doing)
+            self._context.pulse.begin(doing)
             logger.info("%s", doing)
 
 

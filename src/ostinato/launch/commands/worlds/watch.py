@@ -51,7 +51,7 @@ async def show_rollout(config: Config, console: Console, *, task: str, episode: 
 
 
 async def print_ended(facts: RunWorlds, seen: int, console: Console) -> int:
-    """Print a line for each rollout numbered above `seen`. Return the highest number."""
+    """Print a line for each rollout numbered above `seen`, of the newest page of rollouts. Return the highest number."""
     listed = (await facts.rollouts(RolloutQuery())).rows
     for line in reversed([each for each in listed if each.seq > seen]):
         console.print(line_about(line), soft_wrap=True)
