@@ -67,7 +67,7 @@ def test_a_layer_that_depends_on_the_row_count_is_found(dense):
     """Planted in the engine's form: one row count of many is enough."""
     found = examine(dense, torch.float32, (1,), packing(lambda rows: rows == 8))
     assert not found.exact
-    assert "differ between one pass and one with a cache" in found.reason
+    assert "differ between one pass and passes with a KV cache" in found.reason
 
 
 class OddBlocks(Reads):
@@ -85,7 +85,7 @@ def test_attention_in_the_blocks_that_the_engine_is_set_to_is_tested(dense, monk
     assert examine(dense, torch.float32).exact
     found = examine(dense, torch.float32, block=64)
     assert not found.exact
-    assert "differ between one pass and one with a cache" in found.reason
+    assert "differ between one pass and passes with a KV cache" in found.reason
 
 
 class FirstBlock(Reads):
@@ -179,7 +179,7 @@ def test_the_engine_s_form_of_the_whole_model_is_tested_with_every_team(dense):
     assert examine(dense, torch.float32, (1,), pack).exact
     found = examine(dense, torch.float32, (1, 2), pack)
     assert (found.exact, found.threads) == (False, 1)
-    assert "differ between one pass and one with a cache" in found.reason
+    assert "differ between one pass and passes with a KV cache" in found.reason
 
 
 # ---------------------------------------------------------------- end to end
